@@ -270,7 +270,8 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
 
         readers: dict[str, Callable[[Path], Any]] = {
             # a pickle would run code
-            ".npy": partial(np.load, allow_pickle=False),
+            # mapped: what a header says of its size is compared with the file
+            ".npy": partial(np.load, mmap_mode="r", allow_pickle=False),
             # pandas would hide ids that were an index
             ".parquet": lambda file: pq.read_table(file).to_pandas(ignore_metadata=True),
             ".csv": table_of,
@@ -283,7 +284,7 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
             raise UsageError(f"{path} is neither a dataset nor a file of vectors. {_ADVICE}")
         try:
             source = readers[suffix](path)
-        except (ValueError, OSError, TypeError, EOFError) as error:
+        except Exception as error:  # of the readers of five formats
             raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error
     elif hasattr(source, "to_pandas"):  # of Arrow, Polars and datasets
         source = source.to_pandas()

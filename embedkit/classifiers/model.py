@@ -258,8 +258,10 @@ def _check_texts(value: Any, seen: set[int]) -> None:
             raise _Foreign("a vectorizer of files")
         if state.get("token_pattern") not in (None, *_WORDS):
             raise _Foreign("a pattern of words")
-        if max(state.get("ngram_range") or (1,)) > _MOST_GRAMS:
+        if not all(0 < n <= _MOST_GRAMS for n in state.get("ngram_range") or ()):
             raise _Foreign("n-grams of any length")
+        if state.get("n_jobs") not in (None, 1):
+            raise _Foreign("a number of processes")
     for item in inner:
         _check_texts(item, seen)
 
@@ -365,7 +367,7 @@ def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
     try:
         text = _checked_trees(file.read_text("utf-8"))
         booster = lightgbm.Booster(model_str=text)
-    except (lightgbm.basic.LightGBMError, KeyError, OSError, ValueError) as error:
+    except (lightgbm.basic.LightGBMError, KeyError, OSError, OverflowError, ValueError) as error:
         raise storage.unreadable(file, error) from error
 
     def apply(features: Any) -> Any:
@@ -407,7 +409,7 @@ def _checked_trees(text: str) -> str:
     for tree in trees:
         n, numbers = int(tree["num_leaves"]) - 1, [tree.get(name, "") for name in _NODES]
         feature, decision, *children = np.array([row.split() for row in numbers], np.int64)
-        child, later = np.stack(children), np.arange(n) + 1
+        child, later = np.stack(children), np.arange(len(feature)) + 1
         rules += [
             (tree["num_leaves"], len(feature)) == (str(n + 1), n),
             not re.search(r"[^-\d ]", "".join(numbers)),  # as int() reads more than LightGBM does
@@ -417,8 +419,6 @@ def _checked_trees(text: str) -> str:
             bool(np.where(child < 0, child >= -n - 1, (child >= later) & (child < n)).all()),
         ]
     if not all(rules):
-        raise ValueError("it holds trees that embedkit does not write")
-    titles = ["tree", *(f"Tree={number}" for number in range(len(trees)))]
+        raise ValueError("it is not a model that embedkit writes")
     written = ["\n".join(f"{name}={value}" for name, value in b.items()) for b in blocks]
-    parts = [f"{title}\n{lines}\n" for title, lines in zip(titles, written, strict=True)]
-    return "\n".join([*parts, "end of trees\n"])
+    return "tree\n" + "\n\nTree=0\n".join(written) + "\n\nend of trees\n"  # in their order

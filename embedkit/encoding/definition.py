@@ -11,6 +11,7 @@ import base64
 import math
 import re
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, get_origin
 
@@ -23,7 +24,10 @@ from embedkit.errors import DamagedModelError, first_line
 from embedkit.records import Positive, read_json
 
 FETCH_AGAIN = "Fetch it again."
-_MOST_GROWTH = 1_000  # those of all checkpoints that are known make less than twenty
+_MOST_GROWTH = 2_000  # of XLNet they may make 972
+_GROWTH = {"NFKC": 18, "NFKD": 18, "NFD": 4, "BertNormalizer": 4, "NFC": 3, "Lowercase": 3}
+_GROWTH |= {"ByteLevel": 4, "Precompiled": 1}
+"""Characters that a step of tokenizers writes at most for one, as of U+FDFA; of others one."""
 
 
 _NAMES_CODE = re.compile(
@@ -253,31 +257,37 @@ def as_data(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def bounded(document: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a ``tokenizer.json``; ``DamagedModelError`` if its normalizer multiplies a text.
+    """Return a ``tokenizer.json``; ``DamagedModelError`` if it multiplies a text.
 
     A few steps that each write ten letters for one make a text of gigabytes.
     """
+    steps = [document.get("normalizer"), document.get("pre_tokenizer")]
     try:
-        growth = _growth(document.get("normalizer"))
-    except (RecursionError, ValueError):  # steps within steps, and what is not base64
-        growth = math.inf
+        growth = max(_growth({"normalizers": steps}), _growth(document.get("post_processor")))
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError):
+        growth = math.inf  # of what is no step, and of steps within steps
     if growth > _MOST_GROWTH:
-        problem = f"its normalizer may make more than {_MOST_GROWTH:,} characters of one"
+        problem = f"its steps may make more than {_MOST_GROWTH:,} characters or tokens of one"
         raise DamagedModelError(f"{name}: {problem} (tokenizer.json).")
     return document
 
 
-def _growth(normalizer: Any) -> float:
-    """Characters that may come of one: each step multiplies those of the one before."""
-    match normalizer:
-        # by these keys: the library also reads steps without a type
-        case {"normalizers": [*steps]}:
-            return math.prod(map(_growth, steps))
-        case {"content": str(written)}:
-            return max(len(written), 1)
-        case {"precompiled_charsmap": str(table)}:
-            # the texts, divided by zeros, follow a tree whose size comes first
-            content = base64.b64decode(table)
-            texts = content[4 + int.from_bytes(content[:4], "little") :].split(b"\0")
-            return max(1, *map(len, texts))
-    return 1
+def _growth(step: Any) -> float:
+    """Characters or tokens that may come of one: each step multiplies those of the one before."""
+    if step is None:
+        return 1
+    names = "normalizers", "pretokenizers", "processors"
+    inner = chain.from_iterable(step.get(name) or () for name in names)
+    # the texts of a table, divided by zeros, follow a tree whose size comes first
+    table = base64.b64decode(step.get("precompiled_charsmap") or "")
+    texts = table[4 + int.from_bytes(table[:4], "little") :].decode("utf-8", "replace").split("\0")
+    template = [*(step.get("single") or ()), *(step.get("pair") or ())]
+    ids = [len(token["ids"]) for token in (step.get("special_tokens") or {}).values()]
+    factors = [
+        _GROWTH.get(step.get("type"), 1),
+        len(step.get("content") or ""),
+        1 + len(step.get("prepend") or ""),
+        *map(len, texts),
+        len(template) * max(ids, default=1),
+    ]
+    return max(factors) * math.prod(map(_growth, inner))

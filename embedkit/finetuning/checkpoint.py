@@ -159,7 +159,9 @@ class CheckpointClassifier(TextModels):
         # a model of one output has a name for it too, which is no class
         names = model.config.id2label
         count = model.config.num_labels
-        self.classes = tuple(str(names[i]) for i in range(count)) if count > 1 else ()
+        self.classes = (
+            tuple(str(names.get(i, f"LABEL_{i}")) for i in range(count)) if count > 1 else ()
+        )
         if not self.classes and checkpoint.config.get("problem_type") is None:
             logger.warning(
                 f"{checkpoint.name} has one output and does not say that it is a regression: "

@@ -306,7 +306,8 @@ def open_index(
             index = faiss.read_index(str(file), mapped | faiss.IO_FLAG_ONDISK_SAME_DIR)
         # a file that was exchanged for another index has valid bytes and wrong numbers
         has_lists = hasattr(index, "nlist")
-        if (index.ntotal, index.d, has_lists) != (info.records, info.width, "ivf" in kind):
+        actual = index.ntotal, index.d, has_lists, index.metric_type == faiss.METRIC_L2
+        if actual != (info.records, info.width, "ivf" in kind, metric == "euclid"):
             raise ValueError(f"it has {index.ntotal} vectors of width {index.d}, or is no {kind}")
         if has_lists and (
             faiss.downcast_InvertedLists(index.invlists).filename
@@ -314,19 +315,25 @@ def open_index(
         ):
             raise ValueError("it names another file, which is never opened")
         if info.whitening is not None:
-            file = folder / _WHITENING
-            fitted = Whitening(**load_file(file))
-            nothing = np.zeros((1, info.width), np.float32)
-            if fitted.apply(nothing).shape != nothing.shape:
-                raise ValueError(f"it is not of width {info.width}")
+            file, parts = folder / _WHITENING, load_file(folder / _WHITENING)
+            shapes = {name: part.shape for name, part in parts.items() if np.isfinite(part).all()}
+            square = {"matrix": (info.width, info.width)} if whitening == "whiten" else {}
+            if shapes != {"mean": (info.width,), **square}:
+                raise ValueError(f"it holds no numbers of width {info.width}")
+            fitted = Whitening(**parts)
     except Exception as error:  # of two libraries, and of parts that do not fit
         raise unreadable(file, error, advice=advice) from error
 
     def find(queries: Float32, k: int) -> Neighbours:
         vectors = prepared(np.asarray(queries, np.float32), metric, fitted)
         with faiss_with_threads(usable_cores()):
-            # given to the search and not set on the index, which several threads may share
-            scores, indices = index.search(vectors, k, params=KINDS[kind].parameters(k))
+            try:
+                # given to the search and not set on the index, which several threads may share
+                scores, indices = index.search(vectors, k, params=KINDS[kind].parameters(k))
+                if indices.min(initial=0) < -1 or indices.max(initial=0) >= info.records:
+                    raise ValueError("it finds records that do not exist")
+            except (RuntimeError, ValueError) as error:  # of another kind of index within this one
+                raise unreadable(folder / _FILE, error, advice=advice) from error
         if metric == "euclid":
             # faiss gives squared distances, which rounding may take below zero
             scores = np.sqrt(np.maximum(scores, 0))

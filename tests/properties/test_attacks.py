@@ -312,6 +312,8 @@ def test_a_link_in_a_dataset_leads_no_index_out_of_it(here: Path) -> None:
     [
         ("token_pattern", "(a+)+$", "a pattern of words"),
         ("ngram_range", {"tuple": [1, 10**9]}, "n-grams of any length"),
+        ("ngram_range", {"tuple": [-(10**9), 4]}, "n-grams of any length"),
+        ("n_jobs", 12, "a number of processes"),
     ],
 )
 def test_a_vectorizer_reads_texts_as_they_are(
@@ -321,7 +323,9 @@ def test_a_vectorizer_reads_texts_as_they_are(
     file = here / "tfidf/model/pipeline.safetensors"
     arrays = load_file(file)
     text = arrays["pipeline"].tobytes().decode()
-    changed = re.sub(rf'"{name}": ("[^"]*"|{{[^}}]*}})', f'"{name}": {json.dumps(value)}', text)
+    changed = re.sub(
+        rf'"{name}": ("[^"]*"|{{[^}}]*}}|null)', f'"{name}": {json.dumps(value)}', text
+    )
     assert changed != text
     save_file(arrays | {"pipeline": np.frombuffer(changed.encode(), np.uint8)}, file)
     seal(here / "tfidf")
@@ -352,6 +356,8 @@ def test_a_model_that_would_unpack_to_a_thousand_times_its_size(here: Path) -> N
         ("objective=.*", "objective=multiclass num_class:100000000"),
         ("num_class=.*", "num_class=3"),
         (r"num_leaves=(\d)", r"num_leaves=\1_0"),
+        (r"num_leaves=(\d)", "num_leaves=20000000000"),
+        (r"left_child=\S+", f"left_child={2**63}"),
         # what LightGBM reads otherwise than it stands here is not what it is given
         ("tree_sizes=.*", "tree_sizes=1"),
         ("(left_child=.*)", r"\1\n\1"),
@@ -381,7 +387,7 @@ def test_trees_that_lead_elsewhere(here: Path, pattern: str, instead: Any) -> No
 def test_an_index_names_no_other_file(here: Path, kind: str) -> None:
     info = embedkit.index(here / "data", kind=kind, overwrite=True)
     folder = here / f"data/_embedkit/index/mean_2.{kind}.cosine"
-    lists = faiss.index_factory(info.width, "IVF1,Flat")
+    lists = faiss.index_factory(info.width, "IVF1,Flat", faiss.METRIC_INNER_PRODUCT)
     lists.train(np.ones((40, info.width), np.float32))
     lists.ntotal = info.records
     on_disk = faiss.OnDiskInvertedLists(1, lists.code_size, str(here / "elsewhere"))
@@ -673,7 +679,7 @@ POOLING = "sentence_transformers.models.Pooling"
 
 
 LONGER = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
-CHARSMAP = base64.b64encode(bytes(4) + b"a" * 2_000 + b"\0").decode()
+CHARSMAP = base64.b64encode(bytes(4) + b"a" * 3_000 + b"\0").decode()
 
 FILES: list[tuple[str, Any]] = [
     *(("config.json", {name: 10**9}) for name in SIZES.split()),
@@ -683,7 +689,8 @@ FILES: list[tuple[str, Any]] = [
     ("config.json", '{"a":' + 100_000 * "[" + 100_000 * "]" + "}"),
     ("tokenizer.json", '{"model": 3}'),
     ("tokenizer.json", {"normalizer": {"type": "Sequence", "normalizers": [LONGER] * 4}}),
-    ("tokenizer.json", {"normalizer": {"normalizers": [{"normalizers": [LONGER] * 2}] * 2}}),
+    ("tokenizer.json", {"normalizer": {"normalizers": [LONGER | {"normalizers": []}] * 4}}),
+    ("tokenizer.json", {"pre_tokenizer": {"pretokenizers": [{"type": "ByteLevel"}] * 30}}),
     ("tokenizer.json", {"normalizer": {"type": "Precompiled", "precompiled_charsmap": CHARSMAP}}),
     ("tokenizer_config.json", {"model_max_length": "x"}),
     ("adapter_config.json", {"peft_type": "LORA", "megatron_core": "evil"}),
