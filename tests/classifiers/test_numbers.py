@@ -70,7 +70,10 @@ def test_an_estimator_named_by_its_class_is_stored_with_what_an_imputer_saw(trai
     assert len([*Predictor(run).predict_stored(trained / "data")[1]]) == 60
 
 
-def test_files_datasets_and_texts_are_predicted_alike(trained: Path, frame: pd.DataFrame) -> None:
+def test_files_datasets_and_texts_are_predicted_alike(
+    trained: Path, frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedkit.predict._CHUNK", 16)
     predictor = Predictor(trained / "run", warm=False)
     proba = predictor.predict_proba(list(frame.text), columns=frame)[:, 1]
     tested = pd.read_parquet(trained / "run/predictions.parquet").query("fold == 'test'")

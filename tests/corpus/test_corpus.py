@@ -89,6 +89,11 @@ def test_quotes_that_nothing_closes(folder: Folder, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("embedkit.corpus.delimited._MOST_AGAIN", 2_000)
     with pytest.raises(CorpusError, match="quoting='none'"):
         folder.read("text,note\n" + 'a","c\n' * 300, "corpus.csv")
+    # some stray quotes, each of which reads to the next one, are no such file
+    monkeypatch.setattr("embedkit.corpus.delimited._MOST_AGAIN", 10_000)
+    rows = ["{0},{1}text of {0}\n".format(n, '"' * (n % 50 == 7)) for n in range(1_000)]
+    got = folder.read("id,text\n" + "".join(rows), "corpus.csv")
+    assert (len(got.texts), len(got.rejects)) == (980, 20)
 
 
 def test_no_header_numbers_the_columns(folder: Folder) -> None:

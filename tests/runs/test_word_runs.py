@@ -131,7 +131,8 @@ def test_levels_are_not_mixed(made: Path, tmp_path: Path) -> None:
         embedkit.compare([made / "tags", tmp_path / "texts"])
 
 
-def test_each_word_of_a_text_is_labelled(made: Path) -> None:
+def test_each_word_of_a_text_is_labelled(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("embedkit.predict._CHUNK", 7)
     predictor = embedkit.Predictor(made / "tuned")
     found = predictor.predict_words("the movie was  good.")
     spans: Any = np.array([[0, 3], [4, 9]])
@@ -145,6 +146,7 @@ def test_each_word_of_a_text_is_labelled(made: Path) -> None:
     assert [one.label for one in forms[0]][:4] == ["DET", "NOUN", "AUX", "ADJ"]
     assert forms[1] == []
     units, stored = predictor.predict_stored(made / "vectors")
+    assert len(units) == len(embedkit.load(made / "vectors", level="word"))
     assert np.mean([one.label for one in stored] == np.array(units.label)) > 0.98
     with pytest.raises(UsageError, match="predict_words"):
         predictor.predict(["the movie"])

@@ -138,6 +138,16 @@ def test_a_damaged_index_is_named(copy: Path, kind: str) -> None:
     assert len(open_index(data, kind="hnsw", whitening="center")(data.X[:1], 3)[1]) == 1
 
 
+def test_an_index_of_another_metric(copy: Path) -> None:
+    for metric in ("cosine", "euclid"):
+        build_index(copy, kind="flat", metric=metric)
+    folder = index_folder(copy, "mean_2.flat.cosine")
+    shutil.copy(index_folder(copy, "mean_2.flat.euclid") / "index.faiss", folder)
+    seal(folder)
+    with pytest.raises(DamagedError, match=r"index\.faiss"):
+        open_index(embedkit.load(copy), kind="flat")
+
+
 def test_the_commands(copy: Path) -> None:
     built = invoke("index", copy, "--kind", "hnsw")
     assert "hnsw index of 2,100 × 16 (mean_2, cosine)" in built.output
