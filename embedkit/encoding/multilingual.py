@@ -115,8 +115,8 @@ def write_checkpoint(data: bytes, folder: Path) -> None:
     # XLM-RoBERTa has it, it takes the space before it
     tokenizer["added_tokens"][-1]["id"] = [piece for piece, _ in source.pieces].index("<mask>")
     # the table normalizes single characters, SentencePiece's also composes; hence NFC before. NFKC
-    # would join the separate letters of "ㅋㅠㅠ" into a syllable, as SentencePiece does; transformers
-    # reads its table letter by letter, and leaves them, and the marks of half-width kana, apart
+    # would join the separate letters of "ㅋㅠㅠ" into a syllable, as SentencePiece does; but
+    # transformers reads its table letter by letter, and leaves these and half-width marks apart
     _, table = tokenizer["normalizer"]["normalizers"]
     # as SentencePiece's protobuf has it, in base64
     table["precompiled_charsmap"] = base64.b64encode(_charsmap(source.normalized)).decode()
