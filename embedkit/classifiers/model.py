@@ -238,8 +238,8 @@ _MOST_GRAMS = 20  # characters or words of a feature; all lengths of a long text
 def _check_texts(value: Any, seen: set[int]) -> None:
     """Raise :class:`_Foreign` for a vectorizer that would open what its texts name as files.
 
-    Nor may a file bring a pattern of words, whose search may take longer than anyone lives, or
-    features of any length.
+    Nor may a file bring a pattern of words, whose search may take longer than anyone lives,
+    features of any length, or a number of processes.
     """
     if id(value) in seen or isinstance(value, str | bytes | type):
         return

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from unicodedata import category, normalize
 
 from embedkit.corpus.sources import (
+    LINE_BYTES,
     MAX_RECORD_BYTES,
     BadRecordError,
     Cell,
@@ -37,7 +38,6 @@ from embedkit.errors import CorpusError, Message, Option
 
 # of CoNLL-U; the numbers below are places in a line of them
 _COLUMNS = 10
-_LINE = 100  # bytes that a line takes beside its own: millions of empty comments are a long record
 _OF_WORDS = {"form": 1, "lemma": 2, "upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
 # unspecified, so that it is no label; of features it says that there are none
 _MAY_BE_OPEN = ("upos", "xpos", "deprel")
@@ -78,7 +78,7 @@ class ConlluTable(TextTable):
         self._doc: str | None = None  # that the sentences are of
         for lines in self._sentences():
             # the limit is one of records, of which each line may be short
-            if sum(line.length + _LINE for line in lines) > MAX_RECORD_BYTES:
+            if sum(line.length + LINE_BYTES for line in lines) > MAX_RECORD_BYTES:
                 yield Reject.too_long(lines)
                 continue
             try:
@@ -124,7 +124,7 @@ class ConlluTable(TextTable):
                 # memory holds no more than the limit and a line
                 if length <= MAX_RECORD_BYTES:
                     lines.append(line)
-                length += line.length + _LINE
+                length += line.length + LINE_BYTES
             elif lines:
                 yield lines
                 lines, length = [], 0

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from embedkit.corpus.sources import (
+    LINE_BYTES,
     MAX_RECORD_BYTES,
     RIGHT_ENCODING,
     BadRecordError,
@@ -27,7 +28,6 @@ from embedkit.corpus.sources import (
 from embedkit.errors import CorpusError, Option
 
 _MOST_AGAIN = 32 * MAX_RECORD_BYTES  # half a minute
-_LINE = 100  # bytes that take as long as a line does beside its own
 # half of a surrogate pair, which no decoded text contains:
 # undecodable bytes become U+DC80 to U+DCFF
 _LONE_CR = "\ud800"  # replaces it for the csv module, which would end the record
@@ -188,8 +188,8 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
         # opens a quote that is never closed, each would read the rest of the file; a stray quote
         # now and then reads no more than there is. Short lines take time by their number
         lines.back(record[1:])
-        again += sum(line.length + _LINE for line in record[1:])
-        if again > _MOST_AGAIN + record[0].offset + _LINE * record[0].number:
+        again += sum(line.length + LINE_BYTES for line in record[1:])
+        if again > _MOST_AGAIN + record[0].offset + LINE_BYTES * record[0].number:
             remedy = Option("quoting", "none", before=" Pass ", after=".")
             raise CorpusError(f"{lines.path}: many quotes are opened and never closed.{remedy}")
         yield Reject.of(record[:1], *problem)

@@ -32,6 +32,7 @@ from embedkit.errors import CorpusError, Message, Option
 from embedkit.storage import unreadable
 
 MAX_RECORD_BYTES = 16 << 20
+LINE_BYTES = 100  # that a line counts beside its own: millions of short ones take memory and time
 """Longer records are rejected, and reading continues on the next line."""
 
 PACKED_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd", ".bz2")

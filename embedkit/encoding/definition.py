@@ -3,6 +3,9 @@
 ``modules.json`` and the files that it names list modules: a transformer, a pooling, perhaps dense
 layers and a normalisation. What is computed here is applied; what is not, such as code of the
 checkpoint, becomes the ``problem`` that is the answer when the makers' vector is asked for.
+
+What the files say is data: names of code are dropped, values are checked for their types, and the
+steps of a tokenizer for how much they make of a letter, before anything is built from them.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from embedkit.records import Positive, read_json
 FETCH_AGAIN = "Fetch it again."
 _MOST_GROWTH = 2_000  # of XLNet they may make 972
 _GROWTH = {"NFKC": 18, "NFKD": 18, "NFD": 4, "BertNormalizer": 4, "NFC": 3, "Lowercase": 3}
-_GROWTH |= {"ByteLevel": 4, "Precompiled": 1}
+_GROWTH |= {"ByteLevel": 4}
 """Characters that a step of tokenizers writes at most for one, as of U+FDFA; of others one."""
 
 
