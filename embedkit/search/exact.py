@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -155,6 +156,10 @@ def fit_whitening(data: VectorData, kind: str) -> Whitening:
     return Whitening(mean, matrix)
 
 
+Rows = tuple[Float32, Float32, Int64]
+"""The chosen records of a row group: vectors ``(rows, width)``, the factor ``(rows,)`` of their
+products, and their positions ``(rows,)`` in the dataset."""
+
 Neighbours = tuple[Float32, Int64]
 """Scores and positions of the nearest records of some queries, ``(queries, k)``, nearest first.
 
@@ -181,25 +186,43 @@ def nearest(
     row groups for each query. ``chosen`` are the records to compare with, ``(n,)``; ``read``
     returns a row group from elsewhere than its file.
     """
-    of_block = read or partial(rows_of, data, metric=metric, whitening=whitening)
+    rows = read or partial(rows_of, data, metric=metric, whitening=whitening, chosen=chosen)
     queries = np.ascontiguousarray(queries, np.float32)
     if queries.ndim != 2 or queries.shape[1] != data.width:
         raise UsageError(f"queries of shape {queries.shape}: expected (n, {data.width}).")
     k = min(k, max(len(data), 1))
     queries = prepared(queries, metric, whitening)
 
-    # each task reads, selects and multiplies one row group; what it returns is k results for each
-    # query, however large the group is
-    def best(block: Block) -> tuple[Float32, Int64]:
-        rows, indices = of_block(block), np.arange(block.start, block.stop)
-        if chosen is not None:
-            inside = chosen[block.start : block.stop]
-            rows, indices = Rows(*(part[inside] for part in rows)), indices[inside]
-        return _best(queries, rows, indices, k, metric)
-
     # row groups without a chosen record are not read
     blocks = [b for b in data.reader.blocks if chosen is None or chosen[b.start : b.stop].any()]
     threads = max(1, min(threads or usable_cores(), len(blocks)))
+
+    # each task reads, selects and multiplies one row group; what it returns is k results for each
+    # query, however large the group is
+    def best(block: Block) -> Neighbours:
+        """The ``k`` nearest records of a row group, with negated products or squared distances.
+
+        A heap that keeps the smallest values admits only smaller ones and drops the largest index
+        of equal ones, so that of equal values the lowest indices are kept. It has to get them in
+        this order from every row group.
+        """
+        vectors, factor, indices = rows(block)
+        heap = faiss.ResultHeap(len(queries), min(k, len(vectors)))
+        # at least one query, even if a row group has more rows than a tile
+        step = max(1, _TILE // len(vectors))
+        for first in range(0, len(queries), step):
+            tile = queries[first : first + step]
+            if metric == "euclid":  # computed in float64
+                from sklearn.metrics import euclidean_distances
+
+                values = np.asarray(euclidean_distances(tile, vectors, squared=True), np.float32)
+            else:
+                values = tile @ vectors.T
+                values *= factor
+            heap.add_result_subset(np.arange(first, first + len(tile)), values, indices)
+        heap.finalize()
+        return heap.D, heap.I
+
     with (
         # one thread of BLAS and of OpenMP in each of ours, so that row groups are read and decoded
         # beside products
@@ -227,21 +250,19 @@ def nearest(
     return scores, heap.I
 
 
-class Rows(NamedTuple):
-    """Vectors ``(rows, width)`` of a row group, and the factor ``(rows,)`` of their products."""
-
-    vectors: Float32
-    factor: Float32
-
-
-def rows_of(data: VectorData, block: Block, *, metric: str, whitening: Whitening | None) -> Rows:
+def rows_of(
+    data: VectorData, block: Block, *, metric: str, whitening: Whitening | None, chosen: Bool | None
+) -> Rows:
     """Read a row group from its file, for :func:`nearest`."""
-    vectors = data.reader.vectors_of(block)
+    vectors, indices = data.reader.vectors_of(block), np.arange(block.start, block.stop)
+    if chosen is not None:
+        inside = chosen[block.start : block.stop]
+        vectors, indices = vectors[inside], indices[inside]
     vectors = vectors if whitening is None else whitening.apply(vectors)
-    cosine = metric == "cosine"
     # negated here once, as the heap keeps the smallest values. Vectors stay as they were stored:
     # the factor costs one number a row, unit vectors would cost a copy
-    return Rows(vectors, -_inverse_norms(vectors) if cosine else -np.ones(len(vectors), np.float32))
+    factor = _inverse_norms(vectors) if metric == "cosine" else np.ones(len(vectors), np.float32)
+    return vectors, -factor, indices
 
 
 def prepared(vectors: Float32, metric: str, whitening: Whitening | None) -> Float32:
@@ -264,36 +285,6 @@ def _inverse_norms(vectors: Float32) -> Float32:
     # without the temporary squares of np.linalg.norm
     norms = np.sqrt(np.einsum("ij,ij->i", vectors, vectors))
     return np.asarray(np.divide(1, norms, out=np.zeros_like(norms), where=norms > 0))
-
-
-def _best(
-    queries: Float32, rows: Rows, indices: Int64, k: int, metric: str
-) -> tuple[Float32, Int64]:
-    """Values and indices of the ``k`` nearest records of a row group, in their order.
-
-    The values are negated products or squared distances: a heap that keeps the smallest ones admits
-    only smaller values and drops the largest index of equal ones, so that of equal values the
-    lowest indices are kept. It has to get them in this order from every row group.
-    """
-    import faiss
-
-    if metric == "euclid":
-        from sklearn.metrics import euclidean_distances
-
-    vectors, factor = rows
-    heap = faiss.ResultHeap(len(queries), min(k, len(vectors)))
-    # at least one query, even if a row group has more rows than a tile
-    step = max(1, _TILE // len(vectors))
-    for first in range(0, len(queries), step):
-        tile = queries[first : first + step]
-        if metric == "euclid":  # computed in float64
-            values = np.asarray(euclidean_distances(tile, vectors, squared=True), np.float32)
-        else:
-            values = tile @ vectors.T
-            values *= factor
-        heap.add_result_subset(np.arange(first, first + len(tile)), values, indices)
-    heap.finalize()
-    return heap.D, heap.I
 
 
 Finder = Callable[..., Neighbours]
@@ -386,28 +377,30 @@ class Searcher(Reloaded):
         held = warm and 4 * len(self.data) * self.data.width <= _HELD
         if finder is None:
             fitted = None if whitening is None else fit_whitening(self.data, whitening)
-            about: dict[str, Any] = {"metric": metric, "whitening": fitted}
+            about: dict[str, Any] = {"metric": metric, "whitening": fitted, "chosen": self._chosen}
             # not put together into larger ones, though each task costs a tenth of a millisecond:
             # the last bits of a product hang on the shape of its matrices, and a warm search
             # answers as a cold one
             read = cache(partial(rows_of, self.data, **about)) if held else None
-            about |= {"chosen": self._chosen, "progress": progress}
-            finder = partial(nearest, self.data, read=read, **about)
+            finder = partial(nearest, self.data, read=read, progress=progress, **about)
         self._find = finder
-        # 8 bytes a record: what a text is, without the text; or each record is a text of its own
         every, self._keep_duplicates = np.arange(len(self.data)), keep_duplicates
-        self._keys = every if keep_duplicates else text_keys(self.data)
-        # a repeated text is answered by its first record among those that are searched
         among = every if self._chosen is None else every[self._chosen]
-        texts, first = np.unique(self._keys[among], return_index=True)
-        self._first = texts, among[first]
+        _, text = np.unique(every if keep_duplicates else text_keys(self.data), return_inverse=True)
+        # a repeated text is answered by its first record among those that are searched; -1 where it
+        # has none
+        first = np.full(len(every), -1)
+        first[text[among[::-1]]] = among[::-1]  # of several the last one that is written stays
+        self._first = first[text]
         names = ("row", "id", "text", "text_pair", "label")
-        self._columns = [name for name in names if name in self.data.columns]
-        self._records: pa.Table | None = None
+        columns = [name for name in names if name in self.data.columns]
+        self._table_at: Callable[[Int64], pa.Table] = partial(
+            self.data.reader.table_at, names=columns
+        )
         if held:
-            records = pa.table({n: self.data.reader.column(n) for n in self._columns})
             # in one piece: rows of many pieces take milliseconds to find
-            self._records = records.combine_chunks()
+            records = pa.table({n: self.data.reader.column(n) for n in columns}).combine_chunks()
+            self._table_at = lambda indices: records.take(places(indices))
         if warm:
             # a whole answer: it loads the model, reads the vectors into memory and
             # lets libraries allocate what they need
@@ -505,7 +498,7 @@ class Searcher(Reloaded):
                     f"{self.data.row[-1]}, and rejects leave gaps."
                 )
         names = [f"row {row}" for row in numbers]
-        excluded = dict(enumerate(indices.tolist()))
+        excluded = dict(enumerate(self._first[indices].tolist()))
         answers = self._answer(names, self.data.reader.vectors_at(indices), k, excluded)
         return answers[0] if isinstance(rows, int) else answers
 
@@ -531,7 +524,7 @@ class Searcher(Reloaded):
     ) -> list[Answer]:
         """Find a few more than asked for, and still more where too many were duplicates.
 
-        ``excluded`` holds, by the number of a query, the record that it is itself.
+        ``excluded`` holds, by the number of a query, the first record of the text that it is.
         """
         total = len(self.data) if self._chosen is None else int(self._chosen.sum())
         if k > total:
@@ -547,42 +540,24 @@ class Searcher(Reloaded):
         while waiting := [number for number in range(len(names)) if number not in kept]:
             near = self._find(queries[waiting], k=depth)
             for number, scores, indices in zip(waiting, *near, strict=True):
-                distinct = self._distinct(scores.tolist(), indices.tolist(), excluded.get(number))
-                if len(distinct) >= k or depth >= limit:
-                    kept[number] = dict(distinct[:k])
+                hits: dict[int, float] = {}
+                for score, index in zip(scores.tolist(), indices.tolist(), strict=True):
+                    # -1 stands where there are too few records. Of products of equal vectors, which
+                    # may differ in their last digits, another than the first may be the largest
+                    if index >= 0:
+                        hits.setdefault(int(self._first[index]), score)
+                hits.pop(excluded.get(number, -1), None)
+                if len(hits) >= k or depth >= limit:
+                    kept[number] = dict(islice(hits.items(), k))
             depth = min(limit, 4 * depth)
         # records are read at the end, each once, in the order of the files
         hit_indices = sorted({index for hits in kept.values() for index in hits})
-        if self._records is None:
-            table = self.data.reader.table_at(np.array(hit_indices, np.int64), self._columns)
-        else:
-            table = self._records.take(places(hit_indices))
+        table = self._table_at(np.array(hit_indices, np.int64))
         records = dict(zip(hit_indices, table.to_pylist(), strict=True))
         return [
             Answer(name, tuple(Hit(score, **records[i]) for i, score in kept[number].items()))
             for number, name in enumerate(names)
         ]
-
-    def _distinct(
-        self, scores: list[float], indices: list[int], excluded: int | None
-    ) -> list[tuple[int, float]]:
-        """Neighbours without the record ``excluded`` and without repeated texts."""
-        # copies of the text that was asked with are no answers either
-        seen = set() if excluded is None else {int(self._keys[excluded])}
-        texts, first = self._first
-        distinct = []
-        for score, index in zip(scores, indices, strict=True):
-            # -1 stands where there are too few records
-            if index < 0:
-                continue
-            key = int(self._keys[index])
-            if key in seen:
-                continue
-            seen.add(key)
-            # of products of equal vectors, which may differ in their last digits, by where they
-            # stand in a matrix, another may be the largest
-            distinct.append((int(first[np.searchsorted(texts, key)]), score))
-        return distinct
 
 
 @dataclass(frozen=True, slots=True, repr=False)
