@@ -7,7 +7,6 @@ import platform
 import tempfile
 import time
 from contextlib import nullcontext, suppress
-from functools import cache
 from importlib.metadata import PackageNotFoundError, distributions, metadata, requires
 from pathlib import Path
 from typing import Any
@@ -162,9 +161,4 @@ def _versions(extra: str) -> dict[str, str | None]:
     needs = map(Requirement, requires("embedkit") or ())
     # markers decide by extra and by system; without a marker a package is always needed
     valid = [n for n in needs if (n.marker.evaluate({"extra": extra}) if n.marker else not extra)]
-    return {n.name: _version(n.name) for n in valid}
-
-
-@cache  # extras share packages, and each has a file to be found and read
-def _version(package: str) -> str | None:
-    return next((d.version for d in distributions(name=package)), None)
+    return {n.name: next((d.version for d in distributions(name=n.name)), None) for n in valid}
