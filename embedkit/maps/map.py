@@ -27,7 +27,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,7 +46,7 @@ from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import Positive, Seed
 from embedkit.search.exact import unit_rows
 from embedkit.storage import write_files
-from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress
+from embedkit.types import Bool, Float32, Int64, Progress, ProgressCallback, no_progress, steps
 
 logger = logging.getLogger(__name__)
 
@@ -288,6 +287,7 @@ CLUSTERS = "clusters"
 # are fitted to, all others go to the nearest; characters of a text whose words count; and the words
 # that name a cluster
 _CLUSTERS, _FITTED, _CHARACTERS, _NAMED_BY = 12, 20_000, 1_000, 3
+_NAMED_APART = 3  # labels in the title of a view
 _NO_COLOURS = ("row", "id", "text", "text_pair", "text_key")
 
 
@@ -427,7 +427,7 @@ def _drawn(
     # callbacks of t-SNE; every other method calls once for each view
     rounds = (_EARLY + _FIRST + _NEXT * (len(views) - 1)) // _ROUND
     total = rounds if method == "tsne" and len(indices) > ATTRACTING + 1 else len(views)
-    steps = count(1)
+    after = steps(progress, "laying out", total, "steps")
     drawn: dict[int, Drawn] = {}
     # a view begins from its neighbour on the side of the first one, which is laid out already
     earlier = [(i, i + 1) for i in range(start - 1, -1, -1)]
@@ -443,13 +443,19 @@ def _drawn(
             method=method,
             before=None if previous is None else drawn[previous][1],
             seed=seed,
-            after=lambda: progress(Progress("laying out", next(steps), total, "steps")),
+            after=after,
         )
         view = views[number]
         same, title = _same_label(near, label, view)
-        row: dict[str, Any] = {"view": view, "layer": split_view(view)[1] or view, "title": title}
-        row |= {"kept": kept_neighbours(near, points, k=_KEPT_OF), "same_label": same}
-        drawn[number] = row | {"recall": near.recall}, points, near
+        row = {
+            "view": view,
+            "layer": split_view(view)[1] or view,
+            "title": title,
+            "kept": kept_neighbours(near, points, k=_KEPT_OF),
+            "same_label": same,
+            "recall": near.recall,
+        }
+        drawn[number] = row, points, near
     return [drawn[i] for i in range(len(views))]
 
 
@@ -475,9 +481,6 @@ def _columns(
             raise UsageError(f"{data.path} has {', '.join(data.columns)}.{near}", color=color)
         names.append(color)
     values = data.reader.pick(indices, names)
-    # no text was cut, so both colour alike
-    if values["n_kept"] == values["n_tokens"] and color != "n_kept":
-        names.remove("n_kept")
     columns = [
         column_of(name, values[name])
         for name in names
@@ -512,9 +515,7 @@ def cluster_texts(unit: Float32, texts: Sequence[str], *, seed: int = 0) -> tupl
     # one thread: several add up their sums in the order in which they end, and a text between two
     # clusters would change its colour from one page to the next
     with threadpool_limits(1):
-        middles = KMeans(k, n_init=4, random_state=seed).fit(unit[fitted]).cluster_centers_
-        # the nearest middle: |x - m|² = 1 - 2 x·m + |m|²
-        nearest = (unit @ middles.T - (middles**2).sum(axis=1) / 2).argmax(axis=1)
+        nearest = KMeans(k, n_init=4, random_state=seed).fit(unit[fitted]).predict(unit)
     _, codes, counts = np.unique(nearest, return_inverse=True, return_counts=True)
     order = np.argsort(-counts, kind="stable")
     codes = np.argsort(order)[codes]
@@ -570,8 +571,7 @@ def _clusters(data: VectorData, indices: Int64, seed: int) -> Column:
 def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str]:
     """Fraction of neighbours with the label of their point, where both have one, and a title.
 
-    A label stands apart if its fraction is at least half way from chance to 1; if none does, one a
-    third of the way may overlap least.
+    A label stands apart if its fraction is at least half way from chance to 1.
     """
     layer = split_view(view)[1]
     title = f"Layer {layer}" if layer.isdigit() else view
@@ -595,25 +595,15 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
 
 
 def _apart_text(ways: Mapping[str, float]) -> str:
-    """Labels that stand apart, or overlap least, from how far each is between chance and 1.
+    """Labels that stand apart, from how far each is between chance and 1.
 
-    >>> print(_apart_text({"a": 0.4, "b": 0.6, "c": 0.2}))
-    b stands apart, the other labels overlap
-    >>> print(_apart_text({"a": 0.4, "b": 0.3, "c": 0.2}))
-    a overlaps least
+    >>> print(_apart_text({"a": 0.6, "b": 0.4, "c": 0.7}))
+    2 of 3 labels stand apart: c, a
     """
-    order = sorted(ways, key=lambda name: -ways[name])
-    apart = [name for name in order if ways[name] >= 1 / 2]
-    least = [shorten(name, 24) for name in order[:2] if ways[name] >= 1 / 3]
-    if not apart and 0 < len(least) < len(ways) - 1:
-        return f"{' and '.join(least)} {'overlaps' if len(least) == 1 else 'overlap'} least"
-    if len(apart) in (0, len(ways)):
-        return f"the {len(ways)} labels {'stand apart' if apart else 'overlap'}"
-    if len(apart) > 3:
-        return f"{len(apart)} of {len(ways)} labels stand apart"
-    verb = "stands" if len(apart) == 1 else "stand"
-    named = ", ".join(shorten(name, 24) for name in apart)
-    return f"{named} {verb} apart, the other labels overlap"
+    apart = [name for name in sorted(ways, key=lambda name: -ways[name]) if ways[name] >= 1 / 2]
+    named = ", ".join(shorten(name, 24) for name in apart[:_NAMED_APART])
+    named += ", …" * (len(apart) > _NAMED_APART)
+    return f"{len(apart)} of {len(ways)} labels stand apart" + (f": {named}" if apart else "")
 
 
 def _chance(label: Column | None) -> float:

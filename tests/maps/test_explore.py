@@ -153,7 +153,7 @@ def test_progress_ends_at_its_total(folder: Path, tmp_path: Path, method: Any, t
     seen: list[Any] = []
     explore(folder / "data", out=tmp_path / "p.html", method=method, progress=seen.append)
     seen = [one for one in seen if one.stage == "laying out"]
-    assert [(one.done, one.total) for one in seen] == [(i, total) for i in range(1, total + 1)]
+    assert [(one.done, one.total) for one in seen] == [(i, total) for i in range(total + 1)]
 
 
 # colours and columns
