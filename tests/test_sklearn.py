@@ -25,15 +25,12 @@ from embedkit.errors import UsageError
 from embedkit.sklearn import StoredVectors, TextEncoder
 from tests.store_fixtures import run, tiny_model
 
-N = 60
-
 
 @pytest.fixture(scope="module")
 def data(common: Path) -> Path:
-    lines = [f"{'good' if i % 2 else 'bad'} movie number {i}\t{i % 2}\tn{i}" for i in range(N)]
-    (common / "c.tsv").write_text("text\tlabel\tid\n" + "\n".join(lines) + "\n")
-    run(common / "c.tsv", common / "data", layers="all", pooling=["mean", "cls"], shard_rows=64)
-    return common / "data"
+    texts = [f"{('bad', 'good')[i % 2]} movie number {i}" for i in range(60)]
+    rows = [{"text": text, "id": f"n{i}"} for i, text in enumerate(texts)]
+    return run(rows, common / "data", layers="all", pooling=["mean", "cls"], shard_rows=64).out
 
 
 def encoder(**settings: Any) -> TextEncoder:

@@ -195,10 +195,8 @@ def test_what_a_rename_cannot_replace_is_refused_first(
         out.symlink_to(tmp_path / "nowhere")
     else:
         monkeypatch.setattr(os.path, "ismount", lambda path: path == out)
-    with (
-        pytest.raises(OutputExistsError, match=f"is a {kind}, .*out/NAME"),
-        storage.new_folder(out),
-    ):
+    new = storage.new_folder(out)
+    with pytest.raises(OutputExistsError, match=f"is a {kind}, .*out/NAME"), new:
         pass
     assert not storage.incomplete(out).exists()
 

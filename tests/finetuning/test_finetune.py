@@ -302,15 +302,12 @@ def test_the_fraction_for_validation_is_used(fraction: float) -> None:
 
 def test_validation_leaves_every_class_to_train_on() -> None:
     strata, group = np.array([0] * 20 + [1]), np.arange(21)
+    pairs = np.minimum(group // 2, 9)  # the record of the rare class goes with another
     for seed in range(10):
-        found = validation_records(
-            group, 0.5, group=group, strata=strata, seed=seed, trains=[group, group[5:]]
-        )
+        given: dict[str, Any] = {"strata": strata, "seed": seed}
+        found = validation_records(group, 0.5, group=group, trains=[group, group[5:]], **given)
         assert 20 not in found
-        pairs = np.arange(21) // 2  # the record of the rare class goes with another
-        found = validation_records(
-            group, 0.5, group=np.minimum(pairs, 9), strata=strata, seed=seed, trains=[group]
-        )
+        found = validation_records(group, 0.5, group=pairs, trains=[group], **given)
         assert not {18, 19, 20} & set(found)
 
 
