@@ -11,13 +11,12 @@ import numpy as np
 import pandas as pd
 import torch
 
+from embedkit import Predictor, finetune
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.model import PlainModel, load_model
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.finetuning.heads import EncoderWithHead, build_model
-from embedkit.finetuning.run import finetune
-from embedkit.predict import Predictor
 from embedkit.runs.folder import RunResult
 from embedkit.runs.run import FinetuneRun
 from tests.models import TEXTS

@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
+from scipy import special
 
 from embedkit.classifiers.train import side_by_side
 from embedkit.classifiers.train import train as train_tuned
@@ -20,24 +19,15 @@ from embedkit.dataset.settings import ModelRecord
 from embedkit.runs.folder import RunResult, read_run, write_run
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
-from embedkit.runs.predictions import Predictions
-from embedkit.runs.run import (
-    Cost,
-    DatasetContent,
-    FinetuneRun,
-    PredictionRun,
-    ProbeRun,
-    ReportedScore,
-    TrainRun,
-    ViewScore,
-)
+from embedkit.runs.predictions import Predictions, write_predictions
+from embedkit.runs.run import Cost, DatasetContent, ProbeRun, ReportedScore, TrainRun, ViewScore
 from embedkit.runs.split import Split, SplitSettings, assign_folds
 from embedkit.storage import seal
 from embedkit.units.target import Target
 from embedkit.units.units import Units
 
 SOURCE = ("ab" * 32,)
-Run = TypeVar("Run", FinetuneRun, ProbeRun, TrainRun)
+Run = TypeVar("Run")
 
 
 def train(dataset: Any, *, tune: bool = False, **options: Any) -> RunResult[TrainRun]:
@@ -76,9 +66,9 @@ def units_with(inputs: Any, **fields: Any) -> Units:
 def predictions_of(target: Target, proba: np.ndarray, folds: np.ndarray) -> Predictions:
     """Those of each fold joined, of records that are units of their own; -1 is the test set."""
     row = np.arange(len(proba))
-    records: dict[str, Any] = {"units": units_with(list(map(str, row))), "group": row}
+    about: dict[str, Any] = {"units": units_with(list(map(str, row))), "group": row}
     parts = [
-        Predictions.of_fold(index, proba[index], target=target, fold=fold, **records)
+        Predictions.of_fold(index, proba[index], target=target, fold=fold, **about)
         for fold in np.unique(folds).tolist()
         for index in [np.flatnonzero(folds == fold)]
     ]
@@ -103,7 +93,7 @@ def write_fake_run(
     decided: Any = None,
     row: Any = None,
     group: Any = None,
-    inner: np.ndarray | None = None,
+    inner: bool = False,
     split: str = "s",
     probe: Mapping[str, int] | None = None,
     metric: str = "accuracy",
@@ -111,50 +101,44 @@ def write_fake_run(
 ) -> Path:
     """A run of ``(n, classes)`` probabilities, or ``(n,)`` values where ``classes`` is empty.
 
-    Without ``folds`` there are five of them, of one record after the other. ``inner`` are
-    predictions of the same records by inner folds, the same whatever is left out. Of a probe the
-    number of folds is given that chose each view.
+    Without ``folds`` there are five of them, of one record after the other. With ``inner`` the
+    inner folds predict what the folds do, whatever is left out. Of a probe the number of folds is
+    given that chose each view.
     """
+    n, names = len(y), tuple(classes)
+    folds = np.arange(n) % 5 if folds is None else np.array(folds)
+    row = np.arange(n) if row is None else np.array(row)
+    y_pred = (output.argmax(1) if names else output) if decided is None else decided
+    made = Predictions(
+        row=row,
+        ids=tuple(f"id{r}" for r in row),
+        group=row if group is None else np.array(group),
+        fold=folds,
+        y=np.array([names.index(str(label)) for label in y]) if names else y,
+        proba=output,
+        y_pred=y_pred,
+        classes=names,
+        word=np.full(n, -1),
+        views=dict.fromkeys(probe or (), y_pred),
+    )
+    if inner:  # all records but those of a fold
+        of_folds = [
+            replace(made.take(index), fold=np.full(len(index), fold))
+            for fold in range(max(folds) + 1)
+            for index in [np.flatnonzero((folds >= 0) & (folds != fold))]
+        ]
+        made = replace(made, inner=Predictions.joined(of_folds))
     folder.mkdir(parents=True)
-    n = len(y)
-    folds = np.arange(n) % 5 if folds is None else folds
-    rows = np.arange(n) if row is None else np.array(row)
-    columns: dict[str, Any] = {
-        "row": rows.astype(np.int64),
-        "id": [f"id{r}" for r in rows],
-        "group": np.array(rows if group is None else group, np.int64),
-        "fold": ["test" if f < 0 else str(f) for f in folds],
-    }
-    if classes:
-        names = np.array(classes)
-        predicted = names[output.argmax(1)] if decided is None else decided
-        columns |= {"y_true": list(map(str, y)), "y_pred": list(map(str, predicted))}
-        columns |= {f"proba_{name}": output[:, i] for i, name in enumerate(classes)}
-    else:
-        columns |= {"y_true": np.asarray(y, np.float64), "y_pred": output}
-    columns |= {f"view_{view}": columns["y_pred"] for view in probe or ()}
-    pq.write_table(pa.table(columns), folder / "predictions.parquet")
-    if inner is not None:
-        columns |= {f"proba_{name}": inner[:, i] for i, name in enumerate(classes)}
-        parts = []
-        for fold in range(max(folds) + 1):  # all records but those of a fold
-            index = [i for i, f in enumerate(folds) if f >= 0 and f != fold]
-            parts.append(pd.DataFrame(columns).iloc[index].assign(fold=str(fold)))
-        schema = pa.table(columns).schema
-        table = pa.Table.from_pandas(pd.concat(parts), schema, preserve_index=False)
-        pq.write_table(table, folder / "inner_predictions.parquet")
-    if probe is None:
-        (folder / "model").mkdir()
-        (folder / "model" / "weights").write_bytes(b"x" * 1_000)
+    write_predictions(folder, made)
     fields: dict[str, Any] = {
         "estimator": "logreg",
         "features": "vectors",
         "settings": {},
-        "task": "classification" if len(classes) else "regression",
+        "task": "classification" if names else "regression",
         "scores": {},
         "views": ("mean_2",),
-        "classes": tuple(classes),
-        "prior": () if max(folds) else (1 / (len(classes) or 1),) * (len(classes) or 1),
+        "classes": names,
+        "prior": () if max(folds) else (1 / (len(names) or 1),) * (len(names) or 1),
         "records": {"folds": n, "test": 0},
         "dataset": DatasetContent(
             fingerprint="f",
@@ -169,26 +153,25 @@ def write_fake_run(
         ),
         "cost": Cost(fit_seconds=2.0, predict_seconds=0.5, peak_memory_bytes=10**8, parameters=17),
         "versions": {"embedkit": "0"},
+        "choices": (),
     }
-    run: PredictionRun
     if probe is None:
-        run = TrainRun(**({"choices": ()} | fields | content))
+        (folder / "model").mkdir()
+        (folder / "model" / "weights").write_bytes(b"x" * 1_000)
+        write_run(folder, TrainRun(**fields | content))
     else:
-        score = Score(0.6, 0.5, 0.7)
-        views = tuple(
-            ViewScore(name, score, control=0.5, selectivity=0.1, chosen=chosen)
-            for name, chosen in probe.items()
-        )
         fields |= {
             "views": tuple(probe),
             "scores": {"cross_validation": {metric: ReportedScore(0.6, 0.5, 0.7, majority=0.5)}},
-            "view_scores": views,
+            "view_scores": tuple(
+                ViewScore(name, Score(0.6, 0.5, 0.7), control=0.5, selectivity=0.1, chosen=chosen)
+                for name, chosen in probe.items()
+            ),
             "metric": metric,
             "random_weights": {},
             "choices": tuple(name for name, count in probe.items() for _ in range(count)),
         }
-        run = ProbeRun(**(fields | content))
-    write_run(folder, run)
+        write_run(folder, ProbeRun(**fields | content))
     seal(folder)
     return folder
 
@@ -199,13 +182,11 @@ def write_fake_runs(
     y: Any,
     outputs: Iterable[np.ndarray],
     folds: Any = None,
-    *,
-    inner: bool = False,
     **content: Any,
 ) -> list[Path]:
-    """Runs on the same records; with ``inner`` their predictions are those of inner folds too."""
+    """Runs on the same"""
     return [
-        write_fake_run(folder / name, y, output, folds, inner=output if inner else None, **content)
+        write_fake_run(folder / name, y, output, folds, **content)
         for name, output in zip(names, outputs, strict=True)
     ]
 
@@ -220,7 +201,7 @@ def random_runs(
     test: int = 0,
     seed: int = 0,
     strength: float = 1.0,
-    inner: bool = False,
+    **content: Any,
 ) -> tuple[list[Path], np.ndarray, list[np.ndarray]]:
     """Runs whose probabilities lean towards the truth, the later ones more.
 
@@ -233,11 +214,21 @@ def random_runs(
     for number in range(len(names)):
         scores = random.normal(size=(n, classes))
         scores[np.arange(n), y] += strength * (0.5 + number)
-        output = np.exp(scores)
-        outputs.append(output / output.sum(1, keepdims=True))
+        outputs.append(special.softmax(scores, axis=1))
     named = np.array(labels or [str(c) for c in range(classes)])
-    classes_of_runs: dict[str, Any] = {"classes": tuple(named), "inner": inner}
-    return write_fake_runs(folder, names, named[y], outputs, folds, **classes_of_runs), y, outputs
+    content |= {"classes": tuple(named)}
+    return write_fake_runs(folder, names, named[y], outputs, folds, **content), y, outputs
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> Path:
+    """Write a table in the format that the name of the file says."""
+    if path.suffix == ".jsonl":
+        frame.to_json(path, orient="records", lines=True, force_ascii=False, double_precision=15)
+    elif path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+    return path
 
 
 def edit_run(folder: Path, **changes: Any) -> None:

@@ -17,29 +17,17 @@ from sentence_transformers import SentenceTransformer, quantize_embeddings
 from sentence_transformers.sentence_transformer import modules as st
 
 import embedkit
-from embedkit.difference import ROUNDING, Diff, diff
+from embedkit.difference import ROUNDING, diff
 from embedkit.errors import MismatchError, UsageError
-from tests.finetune_fixtures import write_lines
-from tests.models import TEXTS, Floats
+from tests.models import TEXTS, Floats, state
 from tests.processes import invoke
-from tests.run_fixtures import train
+from tests.run_fixtures import train, write_frame
 
 SOME = [text for text in (*TEXTS[:9], *TEXTS[11:13]) if text.strip()]
 RECORDS = [f"{text} The Movie {'was good ' * (i % 3)}{i}" for i, text in enumerate(SOME * 2)]
 RECORDS += [f"The BUS {i} " + "여행을 가는 movie와 배가 good " * 22 for i in range(4)]
 IDS = [f"{i:03}" for i in range(len(RECORDS))]
-
-
-def written(folder: Path, *modules: Any, lower: bool = True) -> SentenceTransformer:
-    """A checkpoint as sentence-transformers saves and loads it."""
-    prompts = {"query": "the movie: ", "document": "a bus: "}
-    model = SentenceTransformer(
-        modules=list(modules), prompts=prompts, default_prompt_name="query", device="cpu"
-    )
-    model.save(str(folder))
-    stated = folder / "sentence_bert_config.json"
-    stated.write_text(json.dumps(json.loads(stated.read_text()) | {"do_lower_case": lower}))
-    return SentenceTransformer(str(folder), device="cpu")
+PROMPTS: dict[str, Any] = {"query": "the movie: ", "document": "a bus: "}
 
 
 class Bench:
@@ -53,10 +41,8 @@ class Bench:
         dense = st.Dense(self.width, self.width, bias=True, activation_function=torch.nn.Tanh())
         self.theirs = self.with_modules("plain", "mean", st.Normalize())
         self.with_modules("dense", "mean", dense)
-        lines = (
-            f"{i}\t{text}\t{n % 2}" for n, (i, text) in enumerate(zip(IDS, RECORDS, strict=True))
-        )
-        corpus = write_lines(folder / "corpus.tsv", "id\ttext\tlabel", *lines)
+        records = {"id": IDS, "text": RECORDS, "label": np.arange(len(IDS)) % 2}
+        corpus = write_frame(pd.DataFrame(records), folder / "corpus.tsv")
         for name in ("plain", "dense"):
             self.extract(corpus, folder / f"{name}.vectors", name)
 
@@ -65,8 +51,12 @@ class Bench:
         return embedkit.extract(corpus, out=out, **given).out
 
     def with_modules(self, name: str, pooling: str, *more: Any, lower: bool = True) -> Any:
-        pool = st.Pooling(self.width, pooling)
-        return written(self.folder / name, self.body, pool, *more, lower=lower)
+        """A checkpoint as sentence-transformers saves and loads it."""
+        given: dict[str, Any] = {"prompts": PROMPTS, "default_prompt_name": "query"}
+        modules, folder = [self.body, st.Pooling(self.width, pooling), *more], self.folder / name
+        SentenceTransformer(modules=modules, device="cpu", **given).save(str(folder))
+        state(folder / "sentence_bert_config.json", do_lower_case=lower)
+        return SentenceTransformer(str(folder), device="cpu")
 
     def encode(self, model: Any = None, **options: Any) -> Floats:
         return np.asarray((model or self.theirs).encode(RECORDS, **options))
@@ -81,8 +71,8 @@ class Bench:
 
 
 @pytest.fixture(scope="module")
-def bench(tiny: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    return Bench(tiny("bert"), tmp_path_factory.mktemp("difference"))
+def bench(tiny: Callable[[str], Path], common: Path) -> Bench:
+    return Bench(tiny("bert"), common)
 
 
 def cut_at_128(bench: Bench) -> Floats:
@@ -139,8 +129,7 @@ PLANTED: dict[str, tuple[str, Callable[[Bench], Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_differences_are_named(bench: Bench, name: str) -> None:
     kind, vectors, expected = PLANTED[name]
-    found = diff(bench[kind], vectors(bench))
-    assert found.explanation is not None
+    found: Any = diff(bench[kind], vectors(bench))
     assert found.explanation.settings == expected
     assert found.explanation.largest <= (0.05 if "int8 of" in name else 2 * ROUNDING)
     assert not found.same
@@ -164,28 +153,32 @@ def test_what_nothing_explains(bench: Bench, tmp_path: Path) -> None:
         assert "no setting that was tried explains it" in shown.splitlines()[0]
 
 
-FILES: dict[str, Callable[[Path, Floats], object]] = {
-    "order.npy": lambda path, X: np.save(path, X),
-    "lists.parquet": lambda path, X: _lists(X).set_index("id").to_parquet(path),
-    "lists.csv": lambda path, X: _lists(X).to_csv(path, index=False),
-    "lists.jsonl": lambda path, X: _lists(X).to_json(
-        path, orient="records", lines=True, double_precision=15
-    ),
-    "numbers.csv": lambda path, X: _numbers(X).to_csv(path),  # with the index, as by default
+FILES: dict[str, Callable[[Floats], Any]] = {
+    "order.npy": lambda X: X,
+    "lists.parquet": lambda X: _lists(X).set_index("id"),
+    "lists.csv": lambda X: _lists(X),
+    "lists.jsonl": lambda X: _lists(X),
+    "numbers.csv": lambda X: _numbers(X).to_csv(),  # with the index, as by default
     # as a groupby or a tool that sorts names leaves them: v0, v1, v10, v11, …, v2
-    "sorted.csv": lambda path, X: (
-        _numbers(X).sort_index(axis=1).assign(rank2=range(len(X))).to_csv(path, index=False)
-    ),
-    "numpy.csv": lambda path, X: _lists(X, np.array2string).to_csv(path, index=False),
-    "numbers.tsv": lambda path, X: (
-        _numbers(X).rename(columns={"id": "ID"}).to_csv(path, index=False, sep="\t")
-    ),
+    "sorted.csv": lambda X: _numbers(X).sort_index(axis=1).assign(rank2=range(len(X))),
+    "numpy.csv": lambda X: _lists(X, np.array2string),
+    "numbers.tsv": lambda X: _numbers(X).rename(columns={"id": "ID"}),
     # a quote in TSV is a character, also an odd number of them
-    "quotes.tsv": lambda path, X: path.write_text(
-        "text\tid\tvector\n"
-        + "".join(f'"a\t{i}\t{x.tolist()}\n' for i, x in zip(IDS, X, strict=True))
+    "quotes.tsv": lambda X: "\n".join(
+        ["text\tid\tvector", *(f'"a\t{i}\t{x.tolist()}' for i, x in zip(IDS, X, strict=True))]
     ),
 }
+"""What a file of this name holds of vectors."""
+
+
+def save(path: Path, content: Any) -> None:
+    """Write an array, a table, or a text; nothing if there is none of them."""
+    if isinstance(content, np.ndarray):
+        np.save(path, content)
+    elif isinstance(content, pd.DataFrame):
+        write_frame(content, path)
+    elif content is not None:
+        path.write_text(content)
 
 
 def _lists(X: Floats, cell: Callable[..., object] = np.ndarray.tolist) -> pd.DataFrame:
@@ -202,13 +195,13 @@ def _numbers(X: Floats) -> pd.DataFrame:
 
 @pytest.mark.parametrize("name", FILES)
 def test_equal_vectors_in_every_kind_of_file(bench: Bench, tmp_path: Path, name: str) -> None:
-    FILES[name](tmp_path / name, bench.vectors)
+    save(tmp_path / name, FILES[name](bench.vectors))
     found = diff(bench["plain"], tmp_path / name)
     assert found.joined == ("order" if name == "order.npy" else "id")
     assert found.same
     assert not found.explanations
     assert (found.kept, found.decisions) == (10, 0)
-    FILES[name](tmp_path / name, embedkit.load(bench["plain"]).X)
+    save(tmp_path / name, FILES[name](embedkit.load(bench["plain"]).X))
     answer = invoke("diff", bench["plain"], tmp_path / name)
     assert answer.stdout.startswith(f"the same vectors, bit for bit: {len(RECORDS)} records")
     assert answer.exit_code == 0
@@ -245,54 +238,43 @@ def test_missing_records_are_counted(bench: Bench, tmp_path: Path) -> None:
     assert "by id, 5 only in the first, 3 only in the second" in shown
 
 
-REFUSED: dict[str, tuple[Callable[[Path, Floats], object], type[Exception], str]] = {
+REFUSED: dict[str, tuple[Callable[[Floats], Any], str]] = {
     "none.csv": (
-        lambda path, X: _lists(X).assign(id=[f"x{i}" for i in IDS]).to_csv(path),
-        MismatchError,
+        lambda X: _lists(X).assign(id=[f"x{i}" for i in IDS]),
         f"none of the {len(IDS)} ids",
     ),
-    "twice.csv": (
-        lambda path, X: pd.concat([_lists(X), _lists(X)[:2]]).to_csv(path),
-        UsageError,
-        "2 ids of .* occur more than once",
-    ),
-    "short.npy": (lambda path, X: np.save(path, X[1:]), MismatchError, f"{len(IDS) - 1} vectors"),
-    "nan.npy": (lambda path, X: np.save(path, X * np.nan), UsageError, f"in {len(IDS)} vectors"),
-    "empty.npy": (lambda path, _: path.write_text(""), UsageError, "cannot be read"),
-    "bare.csv": (lambda path, X: np.savetxt(path, X, delimiter=","), UsageError, "first line"),
+    "twice.csv": (lambda X: pd.concat([_lists(X), _lists(X)[:2]]), "2 ids .* more than once"),
+    "short.npy": (lambda X: X[1:], f"{len(IDS) - 1} vectors"),
+    "nan.npy": (lambda X: X * np.nan, f"in {len(IDS)} vectors"),
+    "empty.npy": (lambda _: "", "cannot be read"),
+    "bare.csv": (lambda X: pd.DataFrame(X).to_csv(index=False, header=False), "first line"),
     "whole.csv": (
-        lambda path, X: np.savetxt(path, -10 - 99 * abs(X), "%d", ","),
-        UsageError,
+        lambda X: pd.DataFrame(-10 - 99 * abs(X)).astype(int).to_csv(index=False, header=False),
         "first line",
     ),
     "ragged.jsonl": (
-        lambda path, X: (
-            _lists(X)
-            .assign(embedding=[[0.0] * i for i in range(len(X))])
-            .to_json(path, orient="records", lines=True)
-        ),
-        UsageError,
+        lambda X: _lists(X).assign(embedding=[[0.0] * i for i in range(len(X))]),
         "embedding, row 1: .* numbers, unlike row 0",
     ),
     "two.parquet": (
-        lambda path, X: _lists(X).assign(other=X.tolist()).to_parquet(path),
-        UsageError,
+        lambda X: _lists(X).assign(other=X.tolist()),
         "vectors in embedding, other; name one",
     ),
     "none.parquet": (
-        lambda path, X: pd.DataFrame({"id": IDS}).to_parquet(path),
-        UsageError,
+        lambda X: pd.DataFrame({"id": IDS}),
         "neither lists nor columns v0, .* but id",
     ),
-    "vectors.txt": (lambda path, _: path.write_text("1"), UsageError, "neither a dataset nor"),
-    "absent.npy": (lambda path, _: None, UsageError, "cannot be read"),
+    "vectors.txt": (lambda _: "1", "neither a dataset nor"),
+    "absent.npy": (lambda _: None, "cannot be read"),
 }
+"""What a file of this name holds, and what is said of it."""
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_file_of_vectors(bench: Bench, tmp_path: Path, name: str) -> None:
-    write, error, message = REFUSED[name]
-    write(tmp_path / name, embedkit.load(bench["plain"]).X)
+    content, message = REFUSED[name]
+    save(tmp_path / name, content(embedkit.load(bench["plain"]).X))
+    error = MismatchError if name in ("none.csv", "short.npy") else UsageError  # of another corpus
     with pytest.raises(error, match=message):
         diff(bench["plain"], tmp_path / name)
 
@@ -310,7 +292,7 @@ def test_two_datasets(bench: Bench, tmp_path: Path) -> None:
     """Views of two widths, settings that differ, and decisions as ``train`` makes them."""
     options: dict[str, Any] = {"prefix": "", "layers": ["concat:2,3"], "pooling": "mean"}
     bench.extract(bench.folder / "corpus.tsv", tmp_path / "wide", **options)
-    found = diff(bench["plain"], tmp_path / "wide")
+    found: Any = diff(bench["plain"], tmp_path / "wide")
     assert found.settings[0] == "normalize is True, then False"
     assert found.settings[1:] == (
         "prefix is 'the movie: ', then ''",
@@ -327,7 +309,6 @@ def test_two_datasets(bench: Bench, tmp_path: Path) -> None:
         run = train(dataset, out=tmp_path / name, split=split)
         scores.append(run.content.scores["cross_validation"]["accuracy"].value)
     assert found.accuracies == pytest.approx(scores)
-    assert found.difference is not None
     assert found.difference.value == pytest.approx(scores[1] - scores[0])
 
 
@@ -348,7 +329,7 @@ def test_records_of_other_texts_are_left_out(bench: Bench, tmp_path: Path) -> No
 
 def test_without_texts_the_numbers_stay(bench: Bench, tmp_path: Path, notes: list[str]) -> None:
     bench.extract(RECORDS, tmp_path / "out", store_text=False)
-    found: Diff = diff(tmp_path / "out", bench.encode(prompt=""))
+    found = diff(tmp_path / "out", bench.encode(prompt=""))
     assert found.explanation is None
     assert found.distance["median"] > ROUNDING
     assert any("stores no texts" in note for note in notes)

@@ -22,10 +22,6 @@ FIRST = RANDOM.normal(size=(60, 7)) + 3
 SECOND = (FIRST @ RANDOM.normal(size=(7, 12)) + RANDOM.normal(size=(60, 12))).astype(np.float32)
 
 
-def rotation(width: int) -> Float64:
-    return np.linalg.qr(RANDOM.normal(size=(width, width)))[0]
-
-
 def gram_cka(a: Float64, b: Float64) -> float:
     """The definition by the Gram matrices of records, centred on both sides."""
     centring = np.eye(len(a)) - 1 / len(a)
@@ -43,13 +39,12 @@ def test_both_equal_their_definitions() -> None:
     doubled = SECOND.astype(np.float64)
     assert linear_cka(FIRST, SECOND) == pytest.approx(gram_cka(FIRST, doubled), rel=1e-12)
     pairs = zip(true_neighbours(FIRST, 10), true_neighbours(doubled, 10), strict=True)
-    assert shared_neighbours(nearest_rows(FIRST), nearest_rows(SECOND)).tolist() == [
-        len(mine & theirs) / 10 for mine, theirs in pairs
-    ]
+    shared = [len(mine & theirs) / 10 for mine, theirs in pairs]
+    assert shared_neighbours(nearest_rows(FIRST), nearest_rows(SECOND)).tolist() == shared
 
 
 def test_what_must_change_nothing() -> None:
-    turned = 1e-9 * SECOND.astype(np.float64) @ rotation(12)
+    turned = 1e-9 * SECOND.astype(np.float64) @ np.linalg.qr(RANDOM.normal(size=(12, 12)))[0]
     assert linear_cka(FIRST, turned + 5) == pytest.approx(linear_cka(FIRST, SECOND), rel=1e-6)
     assert linear_cka(SECOND, FIRST) == pytest.approx(linear_cka(FIRST, SECOND), rel=1e-12)
     near = nearest_rows(FIRST)
@@ -80,9 +75,8 @@ def test_numbers_of_one_set_equal_their_definitions() -> None:
     assert effective_rank(SECOND) == pytest.approx(np.exp(entropy_of(np.cov(X.T))), rel=1e-12)
     unit = X / np.linalg.norm(X, axis=1, keepdims=True)
     cosines = unit @ unit.T
-    assert mean_cosine(SECOND) == pytest.approx(
-        cosines[~np.eye(len(X), dtype=bool)].mean(), rel=1e-12
-    )
+    of_pairs = cosines[~np.eye(len(X), dtype=bool)]
+    assert mean_cosine(SECOND) == pytest.approx(of_pairs.mean(), rel=1e-12)
     assert gram_entropy(SECOND) == pytest.approx(entropy_of(cosines) / np.log(12), rel=1e-12)
 
 
@@ -93,8 +87,7 @@ def test_curvature_of_paths() -> None:
     assert curvature(line, one) == pytest.approx(0, abs=1e-5)
     assert curvature(square, one[:4]) == pytest.approx(90, rel=1e-12)
     both = np.vstack([line, square, square[:2]])
-    record = np.repeat([0, 4, 9], [5, 4, 2])
-    assert curvature(both, record) == pytest.approx(45, rel=1e-6)
+    assert curvature(both, np.repeat([0, 4, 9], [5, 4, 2])) == pytest.approx(45, rel=1e-6)
     assert np.isnan(curvature(square, np.array([0, 0, 1, 1])))
     still = np.repeat(square, 2, axis=0)
     assert np.isnan(curvature(still, np.zeros(8, np.int64)))  # no step follows another

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer import modules as st
@@ -23,8 +24,9 @@ from embedkit.pipeline import Stage, content_hash, fetch, read_recipe, run_recip
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import PredictionRun
 from embedkit.storage import seal
-from tests.finetune_fixtures import corpus_of, write_lines
+from tests.finetune_fixtures import corpus_of
 from tests.processes import ROOT, command, fresh, program
+from tests.run_fixtures import write_frame
 from tests.store_fixtures import korean_reviews, tiny_model
 
 RECIPE = """\
@@ -139,8 +141,8 @@ def test_only_what_a_stage_has_written_makes_way(tmp_path: Path) -> None:
         reasons(tmp_path, "q=z", text=search, call=killed)
     assert (tmp_path / "page").read_text() == str(len(seen))
     (tmp_path / "page").rename(tmp_path / ".page.before")  # as kill -9 leaves it
-    for query, status in (("z", "its settings changed"), ("y", "its settings changed")):
-        assert reasons(tmp_path, f"q={query}", text=search, call=call) == [status]
+    for query in "zy":
+        assert reasons(tmp_path, f"q={query}", text=search, call=call) == ["its settings changed"]
     assert not [*tmp_path.glob(".page.b*")]
     # of a stage that has failed nothing is its own, whatever stands there now
     failed = search.replace('"page"', '"other"')
@@ -211,11 +213,11 @@ def test_hashes_of_folders(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "a").write_bytes(b"1")
-    first = content_hash(folder)
+    hashes = {content_hash(folder)}
     (folder / "b").write_bytes(b"2")
-    second = content_hash(folder)
+    hashes.add(content_hash(folder))
     (folder / "b").rename(folder / "c")
-    assert len({first, second, content_hash(folder)}) == 3
+    assert len(hashes | {content_hash(folder)}) == 3
     seal(folder)
     third = content_hash(folder)
     (folder / "a").write_bytes(b"3")  # identified by its checksums
@@ -327,21 +329,15 @@ QUICK = ("semantic_search", "word_senses")
 def stand_ins(folder: Path, address: str) -> dict[str, list[str]]:
     """Small settings and files for each recipe, to run without network in seconds."""
     corpus_of(folder / "corpus.tsv", count=120)
-    random_words = [
-        f"{i},a study of number {i % 7},{'we treat rats' if i % 5 else 'we screen'} "
-        f"no {i},{int(i % 5 == 0)}"
-        for i in range(60)
-    ]
+    abstracts = [f"{'we treat rats' if i % 5 else 'we screen'} no {i}" for i in range(60)]
+    found = pd.DataFrame({"title": "a study", "abstract": abstracts}).reset_index(names="id")
+    write_frame(found.assign(judgement=[int(i % 5 == 0) for i in range(60)]), folder / "papers.csv")
+    write_frame(found[:12], folder / "test.csv")
     kinds = ("the bank was good", "bank", 4, 8), ("배를 타고 간다", "배", 0, 1)
-    uses = [
-        "\t".join(map(str, (i, f"{text} {i}", i % 4 > 1, word, start, end, "ko")))
-        for i in range(12)
-        for text, word, start, end in [kinds[i % 2]]
-    ]
-    write_lines(folder / "uses.tsv", "id\tsentence\tsense\tword\tstart\tend\tlanguage", *uses)
-    papers_csv = ["id,title,abstract,judgement", *random_words]
-    write_lines(folder / "papers.csv", *papers_csv)
-    write_lines(folder / "test.csv", *(line.rpartition(",")[0] for line in papers_csv[:13]))
+    uses = pd.DataFrame([*kinds] * 6, columns=["sentence", "word", "start", "end"])
+    uses["sentence"] += [f" {i}" for i in range(12)]
+    uses = uses.assign(sense=[i % 4 > 1 for i in range(12)], language="ko").reset_index(names="id")
+    write_frame(uses, folder / "uses.tsv")
     # its makers' vector has length 1, as of most checkpoints that people choose
     body = st.Transformer(str(tiny_model()))
     steps = [body, st.Pooling(body.get_embedding_dimension(), "mean"), st.Normalize()]
@@ -387,8 +383,7 @@ def test_every_recipe_runs_on_a_stand_in(
     address = f"http://{serve(files)}/nsmc"
     settings = [*stand_ins(tmp_path, address)[recipe.stem], f"out={tmp_path / 'out'}"]
     stages = read_recipe(recipe, cli.commands, settings)
-    done = run_recipe(stages, cli.call, quiet=True)
-    assert statuses(done) == ["done"] * len(stages)
+    assert statuses(run_recipe(stages, cli.call, quiet=True)) == ["done"] * len(stages)
     compares = [stage.line[0] for stage in stages].count("compare")
     assert (tmp_path / "out/report.html").is_file() == bool(compares)
     if compares:

@@ -10,10 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from embedkit import sts
-from embedkit.encoding.encoder import Encoder
+from embedkit import Encoder, similarity, sts
 from embedkit.errors import OutputExistsError, UsageError
-from embedkit.sts import similarity
 from tests.finetune_fixtures import write_lines
 from tests.processes import invoke
 from tests.store_fixtures import tiny_model
@@ -45,9 +43,8 @@ def test_cosines_are_those_of_vectors_encoded_alone(corpus: Path) -> None:
     kept = [pair for pair in PAIRS if pair[1]]
     assert [r.text for r in found.records] == [a for a, _, _ in kept]
     assert found.rejected == 1
-    assert set(found.cosines) == {f"{p}_{i}" for p in ("cls", "mean", "max") for i in range(3)} | {
-        "pooler"
-    }
+    views = [f"{pooling}_{layer}" for pooling in ("cls", "mean", "max") for layer in range(3)]
+    assert set(found.cosines) == {*views, "pooler"}
     for name, cosines in found.cosines.items():
         for (a, b, _), cosine in zip(kept, cosines, strict=True):
             x, y = (encoder.encode_views([t], [name], prefix="a ")[name][0] for t in (a, b))
@@ -67,8 +64,7 @@ def test_pairs_without_a_score_are_left_out(corpus: Path) -> None:
 
 def test_views_as_high_are_those_of_the_paired_test() -> None:
     """The same pairs tell views apart whose intervals overlap."""
-    random = np.random.default_rng(0)
-    gold, noise, further = random.normal(size=(3, 200))
+    gold, noise, further = np.random.default_rng(0).normal(size=(3, 200))
     cosines = {"a": gold + 0.5 * noise, "b": gold + 0.5 * noise + 0.01 * further}
     cosines |= {"c": gold + 0.56 * noise, "d": np.zeros(200)}
     agreement, as_high = sts._agreement(cosines, gold)
@@ -120,12 +116,10 @@ def test_the_command(corpus: Path) -> None:
     scored = invoke(*common, "--score", "score")
     assert scored.return_value == 3
     assert "5 pairs, 1 record rejected" in scored.output
-    rows = [line.split() for line in scored.output.splitlines()]
-    assert ["layer", "0", "1", "2"] in rows
+    assert ["layer", "0", "1", "2"] in [line.split() for line in scored.output.splitlines()]
     flat = invoke(*common, "--score", "score", "--layers", "0", "--pooling", "cls")
     assert flat.output.startswith("no view agrees")
     assert "the cosines of all pairs are equal" in flat.output
     assert "pearson" in invoke(*common, "--score", "score", "--layers", "0,-1", "--all").output
     assert "mean_2" in invoke(*common, "--layers", "-1", "--pooling", "mean").output
-    found = json.loads(invoke(*common, "--score", "score", "--json").stdout)
-    assert len(found["pairs"]) == 5
+    assert len(json.loads(invoke(*common, "--score", "score", "--json").stdout)["pairs"]) == 5

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.page_checks import findings_of_axe
-from tests.processes import ROOT
+from tests.processes import ROOT, program
 
 MKDOCS = Path(os.environ.get("EMBEDKIT_MKDOCS", ROOT / ".venv-docs/bin/mkdocs"))
 
@@ -22,12 +21,10 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    command = [str(MKDOCS), "build", "--strict", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+def site(common: Path) -> Path:
+    done = program(MKDOCS, "build", "--strict", "--site-dir", common, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    return folder
+    return common
 
 
 def test_pages_load_nothing_from_elsewhere(site: Path) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from tests.processes import program
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
@@ -54,12 +54,11 @@ WITH_A_MODEL = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("startup")
-    extract_tiny(write_tsv(folder / "corpus.tsv", ROWS), folder / "data", pooling="mean")
-    train(folder / "data", folds=2, out=folder / "vectors")
-    train(folder / "data", folds=2, features="tfidf", out=folder / "tfidf")
-    return folder
+def place(common: Path) -> Path:
+    extract_tiny(write_tsv(common / "corpus.tsv", ROWS), common / "data", pooling="mean")
+    for features in ("vectors", "tfidf"):
+        train(common / "data", folds=2, features=features, out=common / features)
+    return common
 
 
 def imported_by(commands: Iterable[str], place: Path) -> list[set[str]]:
@@ -72,9 +71,7 @@ def imported_by(commands: Iterable[str], place: Path) -> list[set[str]]:
         f"    print(*{{*{HEAVY.split()}}} & {{*sys.modules}}, 'after', code, file=sys.stderr)\n"
     )
     typed = [line.replace("MODEL", str(tiny_model())) for line in commands]
-    done = subprocess.run(
-        [sys.executable, "-c", code, *typed], cwd=place, capture_output=True, text=True, check=False
-    )
+    done = program(sys.executable, "-c", code, *typed, cwd=place)
     answers = [line for line in done.stderr.splitlines() if line.endswith("after 0")]
     assert len(answers) == len(typed), done.stderr
     return [{*line.split()[:-2]} for line in answers]

@@ -23,16 +23,6 @@ from embedkit import storage
 from embedkit.dataset.parquet import parquet_bytes
 from embedkit.errors import DamagedError, LockedError, OutputExistsError, StorageError
 from embedkit.records import read_json
-from embedkit.storage import (
-    UNFINISHED,
-    check_files,
-    file_sums,
-    finish_swap,
-    new_file,
-    new_folder,
-    seal,
-    write_files,
-)
 from tests.processes import environment
 
 
@@ -125,9 +115,8 @@ with exclusive(Path(sys.argv[1])):
 
 
 def test_one_process_holds_a_folder_until_it_is_killed(tmp_path: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, env=environment()
-    )
+    line = [sys.executable, "-c", HOLD, str(tmp_path)]
+    holder = subprocess.Popen(line, stdout=subprocess.PIPE, env=environment())
     assert holder.stdout is not None
     try:
         assert holder.stdout.readline() == b"held\n"
@@ -151,7 +140,7 @@ def test_a_folder_renamed_by_its_holder_is_not_ours(tmp_path: Path, once_before:
 
 
 def make(out: Path, content: str) -> None:
-    with new_folder(out) as work:
+    with storage.new_folder(out) as work:
         (work / "file").write_text(content)
         if content == "half":
             raise ValueError(content)
@@ -165,9 +154,9 @@ def test_the_old_or_the_new(tmp_path: Path) -> None:
     assert (out / "file").read_text() == "old"
     make(out, "new")
     assert (out / "file").read_text() == "new"
-    check_files(out)
+    storage.check_files(out)
     # what fails before anything is written is the disk, not another process, and leaves nothing
-    with pytest.raises(OSError, match="full"), new_folder(tmp_path / "none"):
+    with pytest.raises(OSError, match="full"), storage.new_folder(tmp_path / "none"):
         raise OSError("full")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert sorted(path.name for path in out.iterdir()) == ["SHA256SUMS", "file"]
@@ -179,12 +168,12 @@ def test_only_what_was_seen_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("first")
 
     def write_folder() -> None:
-        with new_folder(tmp_path / "folder") as work:
+        with storage.new_folder(tmp_path / "folder") as work:
             (work / "file").write_text("second")
             (tmp_path / "folder" / "mine").touch()
 
     def write_file() -> None:
-        with new_file(tmp_path / "file", free=lambda: None) as work:
+        with storage.new_file(tmp_path / "file", free=lambda: None) as work:
             work.write_text("second")
             (tmp_path / "file").write_text("mine, too")
 
@@ -206,7 +195,8 @@ def test_what_a_rename_cannot_replace_is_refused_first(
         out.symlink_to(tmp_path / "nowhere")
     else:
         monkeypatch.setattr(os.path, "ismount", lambda path: path == out)
-    with pytest.raises(OutputExistsError, match=f"is a {kind}, .*out/NAME"), new_folder(out):
+    new = storage.new_folder(out)
+    with pytest.raises(OutputExistsError, match=f"is a {kind}, .*out/NAME"), new:
         pass
     assert not storage.incomplete(out).exists()
 
@@ -219,20 +209,20 @@ def test_nothing_is_brought_back_through_a_link(tmp_path: Path, place: str) -> N
     (tmp_path / "out" / place).parent.mkdir(parents=True)
     (tmp_path / "out" / place).symlink_to(tmp_path / "docs")
     with suppress(OSError, StorageError):
-        finish_swap(tmp_path / "out", lambda _: True)
+        storage.finish_swap(tmp_path / "out", lambda _: True)
     assert letter.read_text() == "mine"
 
 
 def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     mine = tmp_path / "table.tsv.incomplete"
     mine.write_text("mine")
-    with new_file(tmp_path / "table.tsv", free=lambda: None) as work:
+    with storage.new_file(tmp_path / "table.tsv", free=lambda: None) as work:
         work.write_text("a table")
     assert mine.read_text() == "mine"
-    notes = tmp_path / "out" / UNFINISHED / "notes.txt"
+    notes = tmp_path / "out" / storage.UNFINISHED / "notes.txt"
     notes.parent.mkdir(parents=True)
     notes.write_text("mine")
-    finish_swap(tmp_path / "out", lambda _: False)
+    storage.finish_swap(tmp_path / "out", lambda _: False)
     assert notes.read_text() == "mine"
 
 
@@ -240,22 +230,22 @@ def test_files_that_belong_together(tmp_path: Path) -> None:
     table = pa.table({"x": np.arange(300) * 0.37})
     file, page = tmp_path / "figures/a.parquet", tmp_path / "page.html"
     files: dict[Path, bytes | memoryview] = {file: parquet_bytes(table), page: b"page"}
-    write_files(files, overwrite=False)
-    write_files(files, overwrite=False)  # as after an interruption
+    storage.write_files(files, overwrite=False)
+    storage.write_files(files, overwrite=False)  # as after an interruption
     file.write_bytes(b"mine")
     page.unlink()
     with pytest.raises(OutputExistsError, match=r"a\.parquet"):
-        write_files(files, overwrite=False)
+        storage.write_files(files, overwrite=False)
     assert not page.exists()
-    write_files(files, overwrite=True)
+    storage.write_files(files, overwrite=True)
     assert pq.read_table(file).equals(table)
 
 
 def test_a_name_may_have_what_divides_lines_elsewhere(tmp_path: Path) -> None:
     for name in ("a\u2028b", "c\x85", "d\x0b"):
         (tmp_path / name).write_text(name, "utf-8")
-    seal(tmp_path)
-    assert sorted(file_sums(tmp_path)) == sorted(("a\u2028b", "c\x85", "d\x0b"))
+    storage.seal(tmp_path)
+    assert sorted(storage.file_sums(tmp_path)) == sorted(("a\u2028b", "c\x85", "d\x0b"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Estimators and probes: what is chosen inside the training records, and what that is worth."""
+"""Estimators, probes, numbers beside vectors: what is chosen inside the training records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pytest
+from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score
 from sklearn.pipeline import make_pipeline
@@ -16,25 +19,23 @@ from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.utils.class_weight import compute_sample_weight
 
-from embedkit.classifiers import tuning
-from embedkit.classifiers.estimators import (
-    STRENGTHS,
-    TABLE,
-    CommonScaler,
-    EstimatorSettings,
-    build_pipeline,
-)
+import embedkit
+from embedkit.classifiers import estimators, tuning
+from embedkit.classifiers.estimators import TABLE, CommonScaler, EstimatorSettings, build_pipeline
 from embedkit.classifiers.model import load_model, save_model
 from embedkit.classifiers.probe import control_task, randomize
 from embedkit.classifiers.train import Frozen
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.errors import UsageError
+from embedkit.predict import Predictor, predict_file
 from embedkit.runs.cross_validation import Fits, Problem, cross_validate
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.split import inner_folds
 from embedkit.storage import seal
 from embedkit.units.target import Target
-from tests.run_fixtures import split_of, units_with
+from tests.processes import command
+from tests.run_fixtures import split_of, units_with, write_frame
+from tests.store_fixtures import extract_tiny
 
 LINEAR_SVC, RIDGE = "sklearn.svm:LinearSVC", "sklearn.linear_model:RidgeClassifier"
 LINEAR_SVR, SGD = "sklearn.svm:LinearSVR", "sklearn.linear_model:SGDRegressor"
@@ -91,12 +92,13 @@ def test_strength_and_slope_have_the_least_loss_of_inner_folds(
     X = (random.normal(size=(250, 15)) + 0.7 * np.eye(15)[y]).astype(np.float32)
     target, made = Target(y, ("a", "b", "c")[:classes]), split_of(y)
     settings = EstimatorSettings(class_weight=weight)
-    found = fit(Problem(units_with(X), target, made), np.arange(250), settings, tune=True)
+    problem = Problem(units_with(X), target, made)
+    found: Any = fit(problem, np.arange(250), settings, tune=True)
     shown = make_pipeline(Normalizer(), CommonScaler()).fit_transform(X)
     weights = compute_sample_weight(weight, y)
     centre = np.average(shown, axis=0, weights=weights)
     losses = {}
-    for strength in STRENGTHS:
+    for strength in estimators.STRENGTHS:
         for slope in (0.98, 1.0, 1.02):
             proba = np.empty((250, classes))
             for train, test in inner_folds(y, made.group, 5, seed=0):
@@ -110,7 +112,6 @@ def test_strength_and_slope_have_the_least_loss_of_inner_folds(
     best = found.choice.parameters["C"], 1.0
     assert min(losses, key=lambda key: losses[key]) == best
     assert -found.choice.score == pytest.approx(losses[best], abs=1e-4)
-    assert found.inner is not None
     assert log_loss(y, found.inner, sample_weight=weights) == pytest.approx(losses[best], abs=1e-4)
 
 
@@ -121,8 +122,7 @@ def test_a_class_that_inner_folds_lack_has_no_probability_there() -> None:
     y[7] = 2
     target, index = Target(y, ("a", "b", "rare")), np.arange(120)
     units, settings = units_with(X), EstimatorSettings()
-    found = fit(Problem(units, target, split_of(two.y)), index, settings, tune=True)
-    assert found.inner is not None
+    found: Any = fit(Problem(units, target, split_of(two.y)), index, settings, tune=True)
     assert np.allclose(found.inner.sum(1), 1)
     assert found.inner[7, 2] < 1e-9
     assert (found.inner.argmax(1) == y).mean() > 0.8
@@ -182,8 +182,7 @@ def test_inner_folds_never_divide_a_group(tune: bool) -> None:
     for name in ("knn", "logreg", LINEAR_SVC):
         target, settings = Target(y, ("0", "1")), EstimatorSettings(name)
         problem = Problem(units_with(X), target, made)
-        found = fit(problem, np.arange(180), settings, tune=tune, held_out=True)
-        assert found.inner is not None
+        found: Any = fit(problem, np.arange(180), settings, tune=tune, held_out=True)
         assert (found.inner.argmax(1) == y).mean() < 0.7
 
 
@@ -263,9 +262,7 @@ def test_what_is_no_classifier_of_scikit_learn(name: str, message: str) -> None:
         EstimatorSettings.of(name, task="classification")
 
 
-def test_what_a_user_names_predicts_numbers_and_prints_nothing(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_what_a_user_names_predicts_numbers_and_prints_nothing(capfd: Any) -> None:
     class Broken(Ridge):  # type: ignore[misc]
         def predict(self, X: Any) -> Any:
             return super().predict(X) * np.nan
@@ -291,8 +288,7 @@ def test_a_model_that_is_never_loaded_is_not_saved(tmp_path: Path) -> None:
 
 def test_a_control_task_keeps_texts_together_and_tells_nothing() -> None:
     _, target = two_classes(400)
-    group = np.arange(400) // 2
-    made = split_of(target.y, group=group)
+    made = split_of(target.y, group=np.arange(400) // 2)
     first, second = (control_task(target, made, seed) for seed in (0, 1))
     assert (first.y[::2] == first.y[1::2]).all()
     assert not np.array_equal(first.y, second.y)
@@ -394,3 +390,108 @@ def test_the_default_pipeline_without_scikit_learn_has_its_bits(
         expected = pipeline.predict_proba(rows)
         assert apply(rows).dtype == expected.dtype
         assert apply(rows).tobytes() == np.ascontiguousarray(expected).tobytes()
+
+
+# numbers of the user's own beside vectors, from the corpus to the prediction of a file
+
+OWN = ["price", "age"]
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    """60 texts with a price that tells the label where it is known, an age, and a word."""
+    random, label = np.random.default_rng(0), np.arange(60) % 2
+    price = 1e4 * label + random.normal(0, 1e3, 60)
+    price[::7] = np.nan
+    about = {"price": price, "age": random.integers(18, 90, 60), "carrier": "b", "label": label}
+    about |= {"written": "1_000", "date": 20240100 + label}
+    return pd.DataFrame({"text": [f"the movie {i} was a bus" for i in range(60)], **about})
+
+
+@pytest.fixture(scope="module")
+def trained(frame: pd.DataFrame, common: Path) -> Path:
+    data = extract_tiny(frame, common / "data", keep=[*OWN, "carrier", "written", "date"])
+    test = write_frame(frame.drop(columns="label"), common / "test.csv")
+    embedkit.train(data, out=common / "run", test=test, columns=OWN, tune=False, folds=3)
+    return common
+
+
+def test_each_fold_is_what_scikit_learn_fits(trained: Path, frame: pd.DataFrame) -> None:
+    """Medians and scales are those of the training records of the fold alone."""
+    made = pd.read_parquet(trained / "run/predictions.parquet")
+    made = made[made.fold != "test"].sort_values("row")
+    X, own = embedkit.load(trained / "data").X, frame[OWN].to_numpy(np.float32)
+    expected = np.empty(60)
+    vectors = make_pipeline(Normalizer(), CommonScaler())
+    numbers = make_pipeline(SimpleImputer(strategy="median"), StandardScaler())
+    for fold in range(3):
+        held = (made.fold == str(fold)).to_numpy()
+        parts = (vectors, X), (numbers, own)
+        train = np.hstack([steps.fit_transform(values[~held]) for steps, values in parts])
+        test = np.hstack([steps.transform(values[held]) for steps, values in parts])
+        model = LogisticRegression(max_iter=1_000).fit(train, frame.label[~held])
+        expected[held] = model.predict_proba(test)[:, 1]
+    assert np.allclose(made.proba_1, expected, atol=1e-4)
+
+
+def test_an_estimator_named_by_its_class_is_stored_with_what_an_imputer_saw(trained: Path) -> None:
+    kind = "sklearn.neighbors:NearestCentroid"
+    options: dict[str, Any] = {"columns": OWN, "estimator": kind, "tune": False}
+    run = embedkit.train(trained / "data", out=trained / "named", **options).out
+    assert len([*Predictor(run).predict_stored(trained / "data")[1]]) == 60
+
+
+def test_files_datasets_and_texts_are_predicted_alike(
+    trained: Path, frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("embedkit.predict._CHUNK", 16)
+    predictor = Predictor(trained / "run", warm=False)
+    proba = predictor.predict_proba(list(frame.text), columns=frame)[:, 1]
+    tested = pd.read_parquet(trained / "run/predictions.parquet").query("fold == 'test'")
+    assert np.allclose(tested.sort_values("row").proba_1, proba, atol=1e-5)
+    stored = [one.proba["1"] for one in predictor.predict_stored(trained / "data")[1]]
+    assert np.allclose(stored, proba, atol=1e-5)
+    predict_file(trained / "run", trained / "test.csv", out=trained / "out.csv")
+    assert np.allclose(pd.read_csv(trained / "out.csv").iloc[:, -1], proba, atol=1e-5)
+    one = predictor.predict(frame.text[1], columns={"price": 1e4, "age": None})
+    assert one.label == "1"
+
+
+def test_columns_come_in_a_dict_or_a_frame_of_any_library(
+    trained: Path, frame: pd.DataFrame
+) -> None:
+    predictor = Predictor(trained / "run", warm=False)
+    texts, numbers = list(frame.text), frame[["price", "age"]]
+    expected = predictor.predict_proba(texts, columns=numbers)
+    given: Any
+    for given in (dict(numbers), numbers.to_dict("list"), pl.from_pandas(numbers)):
+        assert np.array_equal(predictor.predict_proba(texts, columns=given), expected)
+    # of one text a value may stand alone
+    for given in (numbers.iloc[:1], dict(numbers.iloc[0]), dict(numbers.iloc[:1])):
+        assert np.allclose(predictor.predict_proba(texts[0], columns=given), expected[0], atol=1e-5)
+    with pytest.raises(UsageError, match="columns='list': expected values by name"):
+        predictor.predict(texts, columns=[[1, 2]])  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="columns='price': 1 values for 2 texts"):
+        predictor.predict(texts[:2], columns={"price": 1, "age": 2})
+
+
+def test_what_is_missing_or_no_number_is_named(trained: Path, frame: pd.DataFrame) -> None:
+    frame.drop(columns="age").to_csv(trained / "short.csv", index=False)
+    with pytest.raises(UsageError, match=r"short.csv has no column 'age'"):
+        predict_file(trained / "run", trained / "short.csv", out=trained / "none.csv")
+    for typed in (["-"], ["--text", "a bus"]):
+        done = command("predict", "run", *typed, cwd=trained, stdin=b"a bus\n")
+        assert (done.returncode, "no column 'price'" in done.stderr) == (2, True)
+    age: dict[str, Any] = {"columns": "age"}
+    for given, message in (
+        (age | {"columns": "carrier"}, "'b', which is no number"),
+        (age | {"columns": "nope"}, "no column 'nope'"),
+        (age | {"columns": "written"}, "'1_000', which is no number"),
+        (age | {"columns": "date"}, r"around 2\.02401e\+07 and differ by 0\.5 only"),
+        (age | {"columns": ["age", "label"]}, "columns='age,label': one of them is the label"),
+        (age | {"columns": ["age", "age"]}, "columns='age,age': name each once"),
+        (age | {"features": "tfidf"}, "columns='age'"),
+        (age | {"level": "word"}, "columns='age'"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            embedkit.train(trained / "data", out=trained / "no", **given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +65,22 @@ def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, run: Path, tmp_path: 
     assert view.curve == alone.curve
 
 
-def test_every_fit_is_on_training_records(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_of: Any
-) -> None:
-    """Those of learning curves too: no fit has a record of the fold that it is scored on."""
-    calls = calls_of(train, "fit")
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch, calls_of: Any) -> Any:
+    """Those of the function that fits, one fold after the other, in one thread."""
     monkeypatch.setattr(probing, "side_by_side", one_by_one)
+    return calls_of(train, "fit")
+
+
+def test_every_fit_is_on_training_records(data: Path, tmp_path: Path, calls: Any) -> None:
+    """Those of learning curves too: no fit has a record of the fold that it is scored on."""
     result = probe(data, out=tmp_path / "p", view="mean_2", folds=3, learning_curve=True)
     split = split_for(Units.of_dataset(embedkit.load(data)), folds=3, seed=0)
     folds = [set(split.subsets()[fold][0].tolist()) for fold in range(3)]
     fitted = [set(call.arguments[1].tolist()) for call in calls]
     assert len(fitted) == 3 * 5
     for number, records in enumerate(fitted):
-        assert records <= folds[number // 5]  # one fold after the other, in one thread
+        assert records <= folds[number // 5]
     sizes = [records for records, _ in result.content.view_scores[0].curve]
     assert sizes == [6, 12, 24, 42, 60] == sorted({len(records) for records in fitted})
     extract_tiny(corpus_of(tmp_path / "c.tsv", 8), tmp_path / "few")
@@ -92,15 +95,12 @@ def test_a_curve_ends_at_the_score_of_the_view(run: Path, tmp_path: Path) -> Non
     content = run_of(copy, ProbeRun)
     for view in content.view_scores:
         *few, last = (point for _, point in view.curve)
-        assert (last.value, last.low, last.high) == pytest.approx(
-            (view.score.value, view.score.low, view.score.high)
-        )
+        assert astuple(last) == pytest.approx(astuple(view.score))
         for point in few:
             assert point.low <= point.value <= point.high
     tags = [tag for tag, *_ in learning(content).items]
-    assert tags.count("circle") == len(
-        content.view_scores[0].curve
-    )  # the name beside the last has none
+    # the name beside the last has none
+    assert tags.count("circle") == len(content.view_scores[0].curve)
     scores = json.loads(to_json(content))["view_scores"]
     scores[0]["curve"][0][1]["value"] = None  # as of a correlation with a constant
     edit_run(copy, view_scores=scores)
@@ -248,8 +248,7 @@ def test_layers_that_complete_each_other_are_put_side_by_side() -> None:
     X, y = planted(n=160, layers=4)
     X[:, 0, 0] += 4 * (y // 2)
     X[:, 2, 1] += 4 * (y % 2)
-    views = {f"mean_{layer}": X[:, layer] for layer in range(4)}
-    fits, gain = probed(views, y, folds=2)
+    fits, gain = probed({f"mean_{layer}": X[:, layer] for layer in range(4)}, y, folds=2)
     for fold in fits.folds:
         assert {"mean_0", "mean_2"} <= set(fold.model.name.split(" + "))
     assert gain.low > 0.2
@@ -258,8 +257,7 @@ def test_layers_that_complete_each_other_are_put_side_by_side() -> None:
 def test_what_only_one_layer_knows_is_taken_from_it() -> None:
     X, y = planted(n=160, layers=3, seed=2)
     X[:, 1, 0] += 6 * y
-    views = {f"mean_{layer}": X[:, layer] for layer in range(3)}
-    fits, gain = probed(views, y, folds=2)
+    fits, gain = probed({f"mean_{layer}": X[:, layer] for layer in range(3)}, y, folds=2)
     assert all("mean_1" in fold.model.name.split(" + ") for fold in fits.folds)
     weights = [fold.model.weights for fold in fits.final["mean_mixture"]]
     assert np.argmax(weights, axis=1).tolist() == [1] * len(fits.folds)
@@ -267,10 +265,8 @@ def test_what_only_one_layer_knows_is_taken_from_it() -> None:
 
 
 def test_every_fit_of_a_combination_is_on_training_records(
-    layers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_of: Any
+    layers: Path, tmp_path: Path, calls: Any
 ) -> None:
-    calls = calls_of(train, "fit")
-    monkeypatch.setattr(probing, "side_by_side", one_by_one)
     names = ["mean_0", "mean_1", "mean_2"]
     content = probe(layers, out=tmp_path / "p", view=names, folds=2).content
     fitted = [frozenset(call.arguments[1].tolist()) for call in calls]

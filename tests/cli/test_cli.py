@@ -6,8 +6,6 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,10 @@ from embedkit.dataset.extract import estimate, run_plan
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.settings import ExtractOptions
 from tests.models import slow
-from tests.processes import ROOT, Done, command, fresh, program
+from tests.processes import ROOT, command, fresh, program
 from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, tiny_model, tree, write_tsv
 
 CLEAN = [row for row in ROWS if row[1].strip()]
-Call = Callable[..., Done]
 
 
 @pytest.fixture
@@ -39,13 +36,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def embedkit_(here: Path) -> Call:
-    """Run the command line in this process: ``embedkit_("extract", ...)``."""
-
-    return partial(command, cwd=here)
-
-
 def extract(*more: str) -> list[str]:
     return ["extract", "corpus.tsv", "--model", str(tiny_model()), *more]
 
@@ -53,14 +43,14 @@ def extract(*more: str) -> list[str]:
 # Exit codes and messages
 
 
-def test_done_and_done_with_rejects(embedkit_: Call) -> None:
+def test_done_and_done_with_rejects(here: Path) -> None:
     model = ["--model", str(tiny_model())]
-    assert embedkit_("extract", "clean.tsv", *model).returncode == 0
-    first = embedkit_("extract", "corpus.tsv", *model)
-    assert first.returncode == 3
-    assert re.search(r"\b13 = 10 .* 3 rejected \(empty_text 3\)", first.stdout)
-    assert "rejects.jsonl" in first.stdout
-    assert embedkit_("extract", "corpus.tsv", *model).returncode == 3
+    assert command("extract", "clean.tsv", *model, cwd=here).returncode == 0
+    for _ in range(2):
+        done = command(*extract(), cwd=here)
+        assert done.returncode == 3
+        assert re.search(r"\b13 = 10 .* 3 rejected \(empty_text 3\)", done.stdout)
+        assert "rejects.jsonl" in done.stdout
 
 
 BUSY = """
@@ -93,29 +83,28 @@ def test_a_closed_pipe_is_no_error(here: Path) -> None:
 # Output
 
 
-def test_quiet_prints_only_results_and_errors(embedkit_: Call) -> None:
-    done = embedkit_(*extract("--out", "out", "-q"))
+def test_quiet_prints_only_results_and_errors(here: Path) -> None:
+    done = command(*extract("--out", "out", "-q"), cwd=here)
     assert (done.returncode, done.stdout, done.stderr) == (3, "", "")
-    assert (
-        "  columns    id id, text document, label label\n" in embedkit_("info", "out", "-q").stdout
-    )
-    refused = embedkit_(*extract("--out", "clean.tsv", "-q"))
+    told = command("info", "out", "-q", cwd=here).stdout
+    assert "  columns    id id, text document, label label\n" in told
+    refused = command(*extract("--out", "clean.tsv", "-q"), cwd=here)
     assert (refused.stdout, refused.stderr != "") == ("", True)
 
 
-def test_dry_run_writes_nothing_and_counts_exactly(here: Path, embedkit_: Call) -> None:
+def test_dry_run_writes_nothing_and_counts_exactly(here: Path) -> None:
     before = tree(here)
-    done = embedkit_(*extract("--dry-run", "--json"))
+    done = command(*extract("--dry-run", "--json"), cwd=here)
     assert tree(here) == before
     assert done.returncode == 0
     cost = json.loads(done.stdout)
     assert (cost["records"], cost["accepted"], cost["shards"]) == (13, N_ACCEPTED, 4)
     assert cost["rejected"] == {"empty_text": 3}
     assert cost["sampled"] == N_ACCEPTED
-    embedkit_(*extract("--out", "out"))
+    command(*extract("--out", "out"), cwd=here)
     assert cost["tokens"] == manifest_of(here / "out")["totals"]["ledger"]["tokens_kept"]
     options = ("--dry-run", "--out", "out", "--layers", "0", "--json")
-    assert "--overwrite" in json.loads(embedkit_(*extract(*options)).stdout)["output"]
+    assert "--overwrite" in json.loads(command(*extract(*options), cwd=here).stdout)["output"]
 
 
 @pytest.mark.parametrize(
@@ -170,13 +159,13 @@ def test_the_help_shows_examples_first_and_every_option_once(name: str) -> None:
             assert len(found) == 1, option
 
 
-def test_help_and_version(here: Path, embedkit_: Call) -> None:
+def test_help_and_version(here: Path) -> None:
     import embedkit
 
     for name in ((), ("extract",)):
-        done = embedkit_(*name, "--help")
+        done = command(*name, "--help", cwd=here)
         assert re.search(rf"\n  +embedkit {''.join(name) or 'extract'} \S", done.stdout)
-        assert embedkit_(*name, "-h").stdout == done.stdout
+        assert command(*name, "-h", cwd=here).stdout == done.stdout
     assert fresh("--version", cwd=here).stdout.strip().endswith(embedkit.__version__)
 
 

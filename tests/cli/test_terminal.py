@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -109,13 +110,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.mark.parametrize("width", [50, 60, 80, 100, 140])
 def test_tables_fit_the_terminal(terminal: Callable[[int], None], width: int) -> None:
-    values = {
-        "accuracy, %": "75.6 (73.0 to 78.2)",
-        "f1": "0.7 ±0.02",
-        "log_loss": "0.505 ±0.033",
-        "brier": "0.201 ±0.004",
-        "p": "<\N{NO-BREAK SPACE}0.001",
-    }
+    values = {"accuracy, %": "75.6 (73.0 to 78.2)", "f1": "0.7 ±0.02", "log_loss": "0.505 ±0.033"}
+    values |= {"brier": "0.201 ±0.004", "p": "<\N{NO-BREAK SPACE}0.001"}
     names = ("a", "a run with a rather long name, 긴 이름")
     rows = [{"method": name, **values} for name in names]
     terminal(width)
@@ -184,8 +180,7 @@ def test_answers_come_first_and_fit_a_screen(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def place(common: Path) -> Path:
-    corpus = corpus_of(common / "c.tsv")
-    extract_tiny(corpus, common / "data", device="cpu", shard_rows=20)
+    extract_tiny(corpus_of(common / "c.tsv"), common / "data", device="cpu", shard_rows=20)
     embedkit.train(common / "data", out=common / "run", folds=2, tune=False)
     return common
 
@@ -204,11 +199,7 @@ def place(common: Path) -> Path:
     ],
 )
 def test_progress_is_reported(
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    module: object,
-    typed: str,
-    stages: dict[str, tuple[int, int | None]],
+    place: Path, monkeypatch: pytest.MonkeyPatch, module: object, typed: str, stages: dict[str, Any]
 ) -> None:
     seen: list[Progress] = []
 

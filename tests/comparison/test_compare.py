@@ -1,4 +1,4 @@
-"""Comparison of runs: numbers against oracles, honest blends, refused mixtures."""
+"""Comparison of runs: numbers against oracles, honest blends and their files, refused mixtures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from embedkit.comparison.blend import blend, write_blend
 from embedkit.comparison.load import read_runs
 from embedkit.comparison.table import Compared, compare, judge
 from embedkit.errors import DamagedError, MismatchError, UsageError
-from embedkit.prediction_files import parse_submission
+from embedkit.prediction_files import parse_submission, read_prediction_files, write_prediction_file
 from embedkit.runs.intervals import Difference
 from embedkit.runs.metrics import Threshold, best_threshold
 from embedkit.runs.run import TestSetContent
@@ -43,10 +43,9 @@ def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> Non
         expected = scores_of(y, output, output.argmax(1))
         scores = row_of(found, path.name).scores
         assert len(scores) >= 6
-        for name in scores:
-            score = expected[name]
-            assert astuple(scores[name]) == pytest.approx(astuple(score), nan_ok=True)
-            assert np.isnan(scores[name].low) == (name == "calibration_error")  # it is biased
+        for name, score in scores.items():
+            assert astuple(score) == pytest.approx(astuple(expected[name]), nan_ok=True)
+            assert np.isnan(score.low) == (name == "calibration_error")  # it is biased
         assert scores["accuracy"].value == metrics.accuracy_score(y, output.argmax(1))
 
 
@@ -61,10 +60,8 @@ def test_difference_of_pairs(tmp_path: Path) -> None:
     assert found.value == pytest.approx(right[1].mean() - right[0].mean())
     gap = right[1].astype(float) - right[0]
     error = gap.std(ddof=1) / np.sqrt(150)
-    reach = stats.t.ppf(0.975, 149) * error
-    assert (found.low, found.high) == pytest.approx(
-        (gap.mean() - reach, gap.mean() + reach), abs=0.1 * error
-    )
+    ends = stats.t.interval(0.95, 149, gap.mean(), error)
+    assert (found.low, found.high) == pytest.approx(ends, abs=0.1 * error)
     assert found.p == pytest.approx(stats.ttest_1samp(gap, 0).pvalue, abs=0.01)
     assert row_of(table, "a").to_baseline is None
 
@@ -77,8 +74,7 @@ def test_groups_are_drawn_whole(tmp_path: Path) -> None:
     for units in (60, 600):
         group = np.arange(600) * units // 600
         paths = write_fake_runs(tmp_path / f"{units}", "ab", y, copies, group % 5, group=group)
-        table = compare(paths, metric="log_loss", baseline="a")
-        found[units] = row_of(table, "b").to_baseline
+        found[units] = row_of(compare(paths, metric="log_loss", baseline="a"), "b").to_baseline
     assert found[60].high - found[60].low > 2.5 * (found[600].high - found[600].low)
     assert found[60].p > 5 * found[600].p
 
@@ -90,19 +86,17 @@ def test_p_is_corrected_for_all_pairs_of_rows(tmp_path: Path, test: int) -> None
     found = compare(paths)
     rows = len(found.rows)
     assert found.tests == rows * (rows - 1) / 2
-    pairs = {frozenset(pair): difference for pair, difference in found.differences.items()}
-    ordered = sorted(pairs.values(), key=lambda difference: difference.p or 0.0)
+    pairs: dict[Any, Any] = {frozenset(pair): gap for pair, gap in found.differences.items()}
+    ordered = sorted(pairs.values(), key=lambda difference: difference.p)
     assert len(ordered) == found.tests
     highest = 0.0
     for rank, difference in enumerate(ordered):
-        assert difference.p is not None
         highest = max(highest, min(1.0, (len(ordered) - rank) * difference.p))
         assert difference.p_corrected == pytest.approx(highest)
     for (one, other), difference in found.differences.items():
         back = found.differences[other, one]
-        assert (back.value, back.low, back.high) == pytest.approx(
-            (-difference.value, -difference.high, -difference.low)
-        )
+        turned = -difference.value, -difference.high, -difference.low
+        assert (back.value, back.low, back.high) == pytest.approx(turned)
         assert back.p_corrected == difference.p_corrected
     assert (found.rows[-1].test_to_best is not None) == bool(test)
 
@@ -204,9 +198,9 @@ def test_a_stack_of_few_records_and_many_classes_is_no_worse_than_the_mean() -> 
 
 def blended_in_fold(tmp_path: Path, kind: str, flipped: bool, **options: Any) -> np.ndarray:
     """What a blend predicts for a fold whose own labels are turned round, or not."""
-    _, y, outputs = random_runs(tmp_path / "x", ["a", "b"], n=100)
+    _, y, outputs = random_runs(tmp_path / f"of {flipped}", ["a", "b"], n=100)
     y = np.where((np.arange(100) % 5 == 2) & flipped, 1 - y, y)
-    paths = write_fake_runs(tmp_path, "ab", y, outputs, inner=True)
+    paths = write_fake_runs(tmp_path / f"{flipped}", "ab", y, outputs, inner=True)
     found = blend(kind, {r.name: r.predictions for r in read_runs(paths)}, **options).predictions
     here = found.fold == 2
     return np.column_stack([found.proba[here], found.y_pred[here]])
@@ -218,9 +212,7 @@ def test_a_fold_does_not_learn_from_its_own_labels(
     tmp_path: Path, kind: str, options: dict[str, Any]
 ) -> None:
     """Neither weights nor thresholds."""
-    one, other = (
-        blended_in_fold(tmp_path / n, kind, f, **options) for n, f in (("1", False), ("2", True))
-    )
+    one, other = (blended_in_fold(tmp_path, kind, turn, **options) for turn in (False, True))
     assert np.array_equal(one, other)
 
 
@@ -232,8 +224,7 @@ def test_without_inner_predictions_nothing_is_stacked_in_the_folds(tmp_path: Pat
     stacked = compared.blends["stacked"]
     assert not stacked.cross_fitted
     assert write_blend(stacked, tmp_path / "b.tsv") == 10  # the test set
-    table = pd.read_csv(tmp_path / "b.tsv", sep="\t")
-    assert set(table["fold"]) == {"test"}
+    assert set(pd.read_csv(tmp_path / "b.tsv", sep="\t")["fold"]) == {"test"}
     none, _, _ = random_runs(tmp_path / "y", ["a", "b"], n=60)
     with pytest.raises(UsageError, match="blend: stacked"):
         write_blend(compare(none).blends["stacked"], tmp_path / "c.tsv")
@@ -256,7 +247,7 @@ def test_blends_and_tables_know_the_metric_asked_for(tmp_path: Path) -> None:
             y_pred[folds == f] = positive[folds == f] >= cut
         decided.append(y_pred)
         about: dict[str, Any] = {"decided": y_pred, "threshold": 0.05, "threshold_metric": "f7"}
-        paths.append(write_fake_run(tmp_path / name, y, output, inner=output, **about))
+        paths.append(write_fake_run(tmp_path / name, y, output, inner=True, **about))
     for table in (compare(paths), compare(paths, metric="f7")):
         assert table.metric == "f7"
         score = {row.name: row.scores["f7"].value for row in table.rows}
@@ -319,21 +310,19 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
     frame[::-1].to_csv(files[1], sep="\t", index=False)
     write_blend(made, tmp_path / "r.parquet", answers=files)
     assert pd.read_parquet(tmp_path / "r.parquet").equals(found)
-    files[1].unlink()
-    with pytest.raises(UsageError, match=r"b\."):
-        write_blend(made, tmp_path / "t.tsv", answers=files)
-    frame.assign(row=range(1, 41)).to_parquet(tmp_path / "o.parquet")
-    with pytest.raises(MismatchError, match=r"o\.parquet"):
-        write_blend(made, tmp_path / "t.tsv", answers=[files[0], tmp_path / "o.parquet"])
-    frame.drop(columns="proba_1").to_parquet(tmp_path / "o.parquet")
-    with pytest.raises(UsageError, match="proba_1"):
-        write_blend(made, tmp_path / "t.tsv", answers=[tmp_path / "o.parquet", files[0]])
-    with pytest.raises(UsageError, match="answers"):
-        write_blend(made, tmp_path / "t.tsv", answers=files[:1])
-    with pytest.raises(UsageError, match="one file stands there twice"):
-        write_blend(made, tmp_path / "t.tsv", answers=[files[0], tmp_path / "." / files[0].name])
-    with pytest.raises(UsageError, match="in their order: a, b"):  # as their names tell
-        write_blend(made, tmp_path / "t.tsv", answers=files[::-1])
+    frame.assign(row=range(1, 41)).to_parquet(tmp_path / "other.parquet")
+    frame.drop(columns="proba_1").to_parquet(tmp_path / "less.parquet")
+    a, b = files
+    for answers, error, message in (
+        ([a, tmp_path / "none.tsv"], UsageError, r"none\."),
+        ([a, tmp_path / "other.parquet"], MismatchError, r"other\.parquet"),
+        ([tmp_path / "less.parquet", a], UsageError, "proba_1"),
+        ([a], UsageError, "answers"),
+        ([a, tmp_path / "." / a.name], UsageError, "one file stands there twice"),
+        ([b, a], UsageError, "in their order: a, b"),  # as their names tell
+    ):
+        with pytest.raises(error, match=message):
+            write_blend(made, tmp_path / "t.tsv", answers=answers)
 
 
 @pytest.mark.parametrize("kind", ["mean", "stacked"])
@@ -385,8 +374,7 @@ def test_mixtures_are_refused(tmp_path: Path) -> None:
 def test_names_and_measures(tmp_path: Path) -> None:
     paths, _, _ = random_runs(tmp_path / "x", ["a", "b"], n=50)
     more, _, _ = random_runs(tmp_path / "y", ["a"], n=50)
-    table = compare([*paths, *more])
-    assert {str(paths[0]), str(more[0]), "b"} < {row.name for row in table.rows}
+    assert {str(paths[0]), str(more[0]), "b"} < {row.name for row in compare([*paths, *more]).rows}
     with pytest.raises(UsageError, match="metric"):
         compare(paths, metric="acuracy")
     with pytest.raises(UsageError, match="baseline"):
@@ -467,3 +455,114 @@ def test_a_run_says_of_the_majority_what_compare_says(tmp_path: Path) -> None:
     table = compare([worse])
     assert (table.rows[0].name, table.best) == ("majority", "worse")
     assert table.as_json()["best"] == "worse"
+
+
+# files of answers, as CSV and as submissions
+
+
+def test_a_submission_has_two_columns_and_the_test_set_alone(tmp_path: Path) -> None:
+    paths, _, outputs = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    made = compare(paths).blends["mean"]
+    assert write_blend(made, tmp_path / "all.csv") == 60
+    every = pd.read_csv(tmp_path / "all.csv", dtype={"label": str, "fold": str})
+    assert list(every.columns) == ["row", "id", "fold", "label", "proba_0", "proba_1"]
+    mean = every.sort_values("row")[["proba_0", "proba_1"]]
+    assert np.allclose(mean, sum(outputs) / 2, atol=1e-5)
+    form = parse_submission("paper, judgement")
+    assert write_blend(made, tmp_path / "s.csv", submission=form) == 10
+    found = pd.read_csv(tmp_path / "s.csv", dtype=str)
+    assert list(found.columns) == ["paper", "judgement"]
+    tested = every[every["fold"] == "test"]
+    assert found["paper"].tolist() == tested["id"].tolist()
+    assert found["judgement"].tolist() == tested["label"].tolist()
+    none, _, _ = random_runs(tmp_path / "none", ["a", "b"], n=60)
+    with pytest.raises(UsageError, match="submission="):
+        write_blend(compare(none).blends["mean"], tmp_path / "no.csv", submission=form)
+    assert not (tmp_path / "no.csv").exists()
+    for wrong in ("id", "id,", "a,a", "a,b,b", "id,=1", "id,a=", ""):
+        with pytest.raises(UsageError, match="submission="):
+            parse_submission(wrong)
+
+
+def test_csv_keeps_what_a_tsv_cannot(tmp_path: Path) -> None:
+    odd = 'a "b", c\nd\te'
+    record = {"row": 0, "id": odd, "label": "x,y", "proba_x,y": 0.75, "proba_z": 0.25}
+    write_prediction_file([record], ["x,y", "z"], tmp_path / "p.csv")
+    assert pd.read_csv(tmp_path / "p.csv").iloc[0].tolist() == [0, odd, "x,y", 0.75, 0.25]
+    _, ids, (proba,) = read_prediction_files([tmp_path / "p.csv"], ["x,y", "z"])
+    assert ids == [odd]
+    assert proba.tolist() == [[0.75, 0.25]]
+
+
+def test_a_submission_of_probabilities_ranks_as_they_do(tmp_path: Path) -> None:
+    """For competitions that are judged by an area or by log-loss."""
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    made = compare(paths).blends["mean"]
+    tested = made.predictions.take(made.predictions.test)
+    classes = made.predictions.classes
+    for text in (f"id,target={classes[1]}", f"id,{','.join(classes)}"):
+        write_blend(made, tmp_path / "s.csv", submission=parse_submission(text), overwrite=True)
+        found = pd.read_csv(tmp_path / "s.csv", index_col="id")
+        shown = tested.proba[:, 1:2] if "=" in text else tested.proba
+        assert np.allclose(found, shown, rtol=1e-8, atol=0)
+    tiny = [{"id": "n", "proba_x": 1.5e-12, "proba_y": 1 - 1.5e-12}]
+    form = parse_submission("id,x=x")
+    write_prediction_file(tiny, ["x", "y"], tmp_path / "t.csv", submission=form)
+    assert (tmp_path / "t.csv").read_text() == "id,x\nn,1.5e-12\n"
+    values = [
+        {"row": i, "id": "n", "value": value} for i, value in enumerate((2.5, 30003103744.25))
+    ]
+    write_prediction_file(values, [], tmp_path / "v.csv", submission=parse_submission("id,y"))
+    assert (tmp_path / "v.csv").read_text() == "id,y\nn,2.5\nn,30003103744.25\n"
+    form = parse_submission("id,target=X")
+    for names, words in ((["x", "y"], "X is not one of 'x', 'y'"), ([], "values have no classes")):
+        with pytest.raises(UsageError, match=words):
+            write_prediction_file([], names, tmp_path / "u.csv", submission=form)
+
+
+@pytest.mark.parametrize("strength", [0.3, 3.0])
+def test_the_submission_is_that_of_the_winner(tmp_path: Path, strength: float) -> None:
+    """A single run, where a blend is not proven better: its labels, also for new records."""
+    given: dict[str, Any] = {"n": 200, "test": 40, "inner": True, "strength": strength}
+    paths, _, outputs = random_runs(tmp_path, ["a", "b", "c"], **given)
+    found = compare(paths)
+    made = found.blend_to_use()
+    assert made.name == found.winner.name
+    own = found.predictions[made.name]
+    write_blend(made, tmp_path / "s.csv", submission={"id": "id", "label": "answer"})
+    assert pd.read_csv(tmp_path / "s.csv")["label"].tolist() == own.y_pred[own.test].tolist()
+    for path, output in zip(paths, outputs, strict=True):
+        assert made.name != path.name or np.array_equal(made.apply(outputs), output)
+
+
+def test_a_submission_that_lacks_records_says_so(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60, test=10)
+    for path in paths:
+        edit_run(path, test_set={"source": ["t"], "rejected": 3, "seen_texts": 0})
+    out = ("--write-blend", tmp_path / "s.csv", "--submission", "id,target")
+    said = invoke("compare", *paths, *out).stdout
+    assert "10 records" in said
+    assert "3 records of the test set rejected" in " ".join(said.split())
+
+
+def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
+    tmp_path: Path, notes: list[str]
+) -> None:
+    own = TestSetContent(source=("t",), rejected=0, seen_texts=0)
+    random = np.random.default_rng(0)
+    y = random.integers(2, size=50)
+    proba = random.dirichlet([1, 1], size=(2, 50))
+    folds = np.where(np.arange(50) < 10, -1, np.arange(50) % 5)
+    with_test = write_fake_run(tmp_path / "a", y, proba[0], folds, test_set=own)
+    row = np.arange(10, 50)
+    outputs = [proba[1][row], proba[0][row]]
+    without, shared = write_fake_runs(tmp_path, "bc", y[row], outputs, folds[row], row=row)
+    found = compare([with_test, without])
+    assert any("folds alone" in note for note in notes)
+    assert found.counts == {"folds": 40, "test": 0}
+    plain = compare([shared, without])
+    scores = [
+        {row.name.replace("c", "a"): row.scores for row in one.rows if row.path}
+        for one in (found, plain)
+    ]
+    assert str(scores[0]) == str(scores[1])  # with intervals of NaN

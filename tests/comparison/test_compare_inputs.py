@@ -13,18 +13,17 @@ from unicodedata import normalize
 import pyarrow.parquet as pq
 import pytest
 
+from embedkit import compare, split
 from embedkit.cli.compare import comparison_text
 from embedkit.comparison.recommendation import recommend
 from embedkit.comparison.report import write_report
-from embedkit.comparison.table import compare
 from embedkit.errors import EmbedkitError, UsageError
 from embedkit.runs.folder import read_run
-from embedkit.runs.split import split
 from tests.finetune_fixtures import corpus_of, tuned
 from tests.models import slow
 from tests.page_checks import page_of
 from tests.processes import command
-from tests.run_fixtures import train
+from tests.run_fixtures import train, write_frame
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 SAME: dict[str, Any] = {"prefix": "query: ", "max_length": 12, "on_long": "window", "stride": 2}
@@ -40,8 +39,7 @@ def folder(common: Path) -> Path:
     for features in ("vectors", "tfidf"):
         train(common / "data", out=common / features, split=file, features=features)
     tuned(corpus, common / "same", split=file, epochs=1, **SAME)
-    other = tiny_model(seed=2)
-    tuned(corpus, common / "other", split=file, epochs=1, model=str(other))
+    tuned(corpus, common / "other", split=file, epochs=1, model=str(tiny_model(seed=2)))
     return common
 
 
@@ -96,15 +94,9 @@ def test_suggested_commands_run_as_printed(
 def as_of_another_tool(run: Path, file: Path, *, leave_out: str = "", **changes: Any) -> Path:
     """The predictions of a run in other rows and another format."""
     table = pq.read_table(run / "predictions.parquet").to_pandas()
-    table = table.sample(frac=1, random_state=0).drop(columns=["row", "group", "y_true"])
-    table = table.drop(columns=[name for name in leave_out.split() if name]).assign(**changes)
-    if file.suffix == ".jsonl":
-        table.to_json(file, orient="records", lines=True, force_ascii=False, double_precision=15)
-    elif file.suffix == ".parquet":
-        table.to_parquet(file, index=False)
-    else:
-        table.to_csv(file, index=False)
-    return file
+    table = table.sample(frac=1, random_state=0, ignore_index=True)
+    left_out = ["row", "group", "y_true", *leave_out.split()]
+    return write_frame(table.drop(columns=left_out).assign(**changes), file)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
@@ -113,20 +105,17 @@ def test_predictions_of_another_tool_have_the_scores_of_a_run(
 ) -> None:
     file = as_of_another_tool(folder / "vectors", tmp_path / f"llm.{suffix}")
     found = compare([folder / "tfidf", folder / "vectors", file])
-    ours, theirs = found.row("vectors"), found.row(file.name)
+    rows: dict[str, Any] = {row.name: row for row in found.rows}
+    ours, theirs = rows["vectors"], rows[file.name]
     assert theirs.kind == "predictions"
     for metric, score in ours.scores.items():
         assert theirs.scores[metric].value == pytest.approx(score.value, rel=1e-9)
-    assert theirs.to_baseline is not None
-    assert ours.to_baseline is not None
     assert theirs.to_baseline.p == pytest.approx(ours.to_baseline.p, rel=1e-6)
-    assert theirs.cost is not None
     assert theirs.cost.milliseconds is theirs.cost.fit_seconds is theirs.cost.size_bytes is None
     assert {len(one.runs) for one in found.blends.values()} == {2}  # it holds no model
     assert found.selection.with_model != file.name
     assert not [note for note in notes if file.name in note]
-    text = comparison_text(found)
-    assert re.search(rf"{file.name} +–  unknown", text)
+    assert re.search(rf"{file.name} +–  unknown", comparison_text(found))
     write_report(found, tmp_path / "report.html")
 
 
@@ -136,13 +125,9 @@ def test_ids_folds_and_labels_may_be_numbers(tmp_path: Path, suffix: str) -> Non
     rows = [(str(n), f"{['good', 'bad'][n % 2]} movie {n}", str(n % 2)) for n in range(40)]
     data = extract_tiny(write_tsv(tmp_path / "c.tsv", rows), tmp_path / "data").out
     at = train(data, out=tmp_path / "run", features="tfidf", folds=2).out
-    file = as_of_another_tool(
-        at,
-        tmp_path / f"llm.{suffix}",
-        id=lambda t: t["id"].astype(float),
-        fold=lambda t: t["fold"].astype(float),
-        y_pred=lambda t: t["y_pred"].astype(float),
-    )
+    names = ("id", "fold", "y_pred")
+    numbers: Any = {name: lambda t, name=name: t[name].astype(float) for name in names}
+    file = as_of_another_tool(at, tmp_path / f"llm.{suffix}", **numbers)
     found = compare([at, file])
     assert found.row(file.name).scores["accuracy"] == found.row("run").scores["accuracy"]
 
@@ -175,8 +160,7 @@ def test_decisions_and_probabilities_do_alone(folder: Path, store: Any, notes: l
     found = compare([at, "s3://bucket/llm.csv", likely])
     accuracy = {row.name: row.scores["accuracy"].value for row in found.rows}
     assert accuracy["tfidf"] == accuracy["llm.csv"] == accuracy["p.csv"]
-    brier = found.row("llm.csv").scores["brier"].value
-    assert brier == pytest.approx(1 - accuracy["tfidf"])
+    assert found.row("llm.csv").scores["brier"].value == pytest.approx(1 - accuracy["tfidf"])
     said = " ".join(notes)
     assert "llm.csv has no probabilities" in said
     assert "llm.csv has no column fold" in said

@@ -41,10 +41,8 @@ from tests.store_fixtures import extract_tiny
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
-    paths, _, _ = random_runs(
-        tmp_path_factory.mktemp("runs"), ["a", "b", "c"], n=300, classes=4, test=40
-    )
+def compared(common: Path) -> Compared:
+    paths, _, _ = random_runs(common, ["a", "b", "c"], n=300, classes=4, test=40)
     return compare(paths, baseline="a")
 
 
@@ -62,8 +60,7 @@ def predicting(folder: Path, accuracy: dict[str, float], *, n: int = 400) -> lis
 
 def right_where(right: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Probabilities of two classes, the higher one of the true class where they are right."""
-    answer = np.where(right, y, 1 - y)
-    return np.where(np.eye(2)[answer] > 0, 0.8, 0.2)
+    return np.where(np.eye(2)[np.where(right, y, 1 - y)] > 0, 0.8, 0.2)
 
 
 def costing(paths: list[Path], **seconds: tuple[float | None, float]) -> Recommendation:
@@ -109,13 +106,11 @@ def test_the_cheapest_of_those_that_lack_nothing_that_matters(
     assert 3 * 2 * norm.sf(0.03 / 0.02 * np.sqrt(1 + more / 100)) == pytest.approx(0.05, rel=1e-3)
     with pytest.raises(UsageError, match="prefer"):
         compare(paths, prefer="best")
-    dear = costing(paths, good=(1.0, 9.0), same=(9.0, 1.0), bad=(0.1, 0.1))
-    assert dear.method.name == "good"
+    assert costing(paths, good=(1.0, 9.0), same=(9.0, 1.0), bad=(0.1, 0.1)).method.name == "good"
     # times that differ in their third digit are the same: then training decides
     level = costing(paths, good=(1.001, 9.0), same=(1.002, 1.0), bad=(0.1, 0.1))
     assert level.method.name == "same"
-    unknown = costing(paths, good=(1.0, 9.0), same=(None, 1.0), bad=(0.1, 0.1))
-    assert unknown.method.name == "good"
+    assert costing(paths, good=(1.0, 9.0), same=(None, 1.0), bad=(0.1, 0.1)).method.name == "good"
 
 
 def test_a_blend_that_is_proven_better_is_recommended(tmp_path: Path) -> None:
@@ -187,8 +182,7 @@ def test_what_fails_on_the_test_set_is_not_recommended(tmp_path: Path) -> None:
     remembered = planted(tmp_path / "5", *memory, test_set=seen)
     assert (remembered.winner.name, remembered.selection.failed) == ("sharp", ())
     assert "90 of the 200 test texts" in next(run_notices(remembered)).sentence
-    fewer = planted(tmp_path / "6", *memory, test_set=replace(seen, seen_texts=80))
-    assert fewer.selection.failed
+    assert planted(tmp_path / "6", *memory, test_set=replace(seen, seen_texts=80)).selection.failed
     # a little worse on the test set proves nothing: the folds decide
     close = planted(tmp_path / "2", {"sharp": 0.9, "robust": 0.75}, {"sharp": 0.74, "robust": 0.75})
     assert (close.winner.name, close.selection.failed) == ("sharp", ())
@@ -196,14 +190,12 @@ def test_what_fails_on_the_test_set_is_not_recommended(tmp_path: Path) -> None:
     lucky = planted(tmp_path / "3", {"sharp": 0.9, "robust": 0.75}, {"sharp": 0.8, "robust": 0.81})
     assert lucky.winner.name == "sharp"
     # alone, and worse than guessing on the test set
-    alone = planted(tmp_path / "4", {"sharp": 0.9}, {"sharp": 0.2})
-    assert not recommend(alone).useful
+    assert not recommend(planted(tmp_path / "4", {"sharp": 0.9}, {"sharp": 0.2})).useful
 
 
 @pytest.mark.parametrize(("share", "metric"), [(0.79, "accuracy"), (0.81, "macro_f1")])
 def test_uneven_classes_are_judged_by_macro_f1(tmp_path: Path, share: float, metric: str) -> None:
-    y = (np.arange(200) >= share * 200).astype(int)
-    y = np.random.default_rng(0).permutation(y)
+    y = np.random.default_rng(0).permutation((np.arange(200) >= share * 200).astype(int))
     proba = np.where(np.eye(2)[y] > 0, 0.7, 0.3)
     path = write_fake_run(tmp_path / "a", y, proba)
     assert compare([path]).metric == metric
@@ -280,11 +272,8 @@ def test_beside_another_tool_the_next_command_is_of_a_method_with_a_model(tmp_pa
     assert (found.rows[0].name, found.winner.name) == (file.name, "good")
     assert found.blend_to_use().name == "good"
     assert "good --text" in recommend(found).next
-    blended = found.row("blend: mean")
-    found = replace(
-        found, selection=found.selection._replace(name=file.name, with_model=blended.name)
-    )
-    assert recommend(found).next.startswith("embedkit compare ")
+    selection = found.selection._replace(name=file.name, with_model="blend: mean")
+    assert recommend(replace(found, selection=selection)).next.startswith("embedkit compare ")
 
 
 def test_vectors_of_a_fine_tuned_encoder_are_called_that(tmp_path: Path) -> None:
@@ -363,8 +352,7 @@ def test_suspicions_are_few_and_certain() -> None:
         sure[planted] = 0.97
         proba = np.where(np.eye(2)[true] > 0, sure[:, None], 1 - sure[:, None])
         methods.append(predictions_of(Target(y, ("0", "1")), proba, np.zeros(n, int)))
-    suspicious = label_suspicions(methods)
-    assert set(np.flatnonzero(suspicious)) == set(planted.tolist())
+    assert set(np.flatnonzero(label_suspicions(methods))) == set(planted.tolist())
     assert not label_suspicions(methods[:1]).any()
     other = replace(methods[0], y_pred=1 - methods[0].y_pred)  # one of them disagrees
     assert not label_suspicions([*methods[:2], other]).any()
@@ -398,8 +386,7 @@ def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:
     y = random.normal(size=100)
     outputs = {"near": y + random.normal(size=100) * 0.5, "far": y + random.normal(size=100) * 2}
     paths = write_fake_runs(tmp_path, outputs, y, outputs.values(), classes=())
-    found = compare(paths, baseline="far")
-    cases = cases_of(found, "near")
+    cases = cases_of(compare(paths, baseline="far"), "near")
     wrong = {name: np.abs(v - y) > y.std() for name, v in outputs.items()}
     assert set(cases.lists["wrong"].tolist()) == set(np.flatnonzero(wrong["near"]).tolist())
     gained = ~wrong["near"] & wrong["far"]
@@ -441,8 +428,7 @@ def test_reliability_bins_hold_all_records(compared: Compared) -> None:
         ends = binomtest(round(one.right * one.records), one.records).proportion_ci(method="wilson")
         assert (one.low, one.high) == pytest.approx((ends.low, ends.high))
     # by the decisions, which a threshold may have moved from the larger probability
-    moved = replace(mine, y_pred=np.zeros_like(mine.y_pred))
-    bins = reliability_bins(moved)
+    bins = reliability_bins(replace(mine, y_pred=np.zeros_like(mine.y_pred)))
     assert sum(b.records * b.right for b in bins) == pytest.approx((mine.y == 0).sum())
     assert sum(b.records * b.confidence for b in bins) == pytest.approx(mine.proba[:, 0].sum())
 

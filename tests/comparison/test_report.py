@@ -15,14 +15,12 @@ import numpy as np
 import pytest
 
 import embedkit
-from embedkit.classifiers.probe import probe
+from embedkit import compare, probe, split
 from embedkit.comparison.cases import find_lengths
 from embedkit.comparison.report import _command, write_report
-from embedkit.comparison.table import compare
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import shown
 from embedkit.runs.metrics import interval_text, metric_name, metric_text
-from embedkit.runs.split import split
 from tests.finetune_fixtures import tuned, write_lines
 from tests.page_checks import json_block, page_of
 from tests.run_fixtures import edit_run, random_runs, train
@@ -98,10 +96,9 @@ def test_the_page_needs_nothing_else(shared: Path) -> None:
 
 
 def test_numbers_of_the_comparison_are_shown(shared: Path) -> None:
-    compared = compare(runs_of(shared))
     html = (shared / "report.html").read_text("utf-8")
     text = " ".join(Seen(html).text.split())
-    for row in compared.rows:
+    for row in compare(runs_of(shared)).rows:
         for scores in (row.scores, row.test):
             for name, score in scores.items():
                 if name == "calibration_error":  # the curve says more
@@ -124,10 +121,9 @@ def test_no_page_names_a_folder_of_this_machine(
     """Commands, datasets and models of runs were given by absolute paths."""
     monkeypatch.chdir(tmp_path)
     runs = [shutil.copytree(p, tmp_path / "runs" / p.name) for p in runs_of(shared)]
+    typed = f"embedkit train {shared}/data --split={shared}/s.parquet --out"
     for run in runs:
-        edit_run(
-            run, command=f"embedkit train {shared}/data --split={shared}/s.parquet --out {run}"
-        )
+        edit_run(run, command=f"{typed} {run}")
     html = page_of(compare(runs), tmp_path / "r.html", texts=shared / "data")
     assert "embedkit train" in html
     for text in (html, json.dumps(json_block(tmp_path / "r.html", "data"))):
@@ -147,12 +143,11 @@ def test_the_records_are_all_there(shared: Path) -> None:
     _, cut = find_lengths(records.row[index], compared.datasets, 9)  # a run that reads less
     assert np.array_equal(np.array(cut), np.array(data["lengths"]) > 9)
     assert data["texts"] == [embedkit.load(shared / "data").text[row] for row in data["rows"]]
-    for name, predicted, sure in zip(
-        data["methods"], data["predicted"], data["confidence"], strict=True
-    ):
+    for number, name in enumerate(data["methods"]):
         p = compared.predictions[name].take(index)
-        assert predicted == p.y_pred.tolist()
-        assert sure == np.round(p.proba[np.arange(len(sure)), p.y_pred] * 1_000, 3).tolist()
+        assert data["predicted"][number] == p.y_pred.tolist()
+        sure = p.proba[np.arange(len(index)), p.y_pred]
+        assert data["confidence"][number] == np.round(sure * 1_000, 3).tolist()
     pairs = zip(data["predicted"][0], data["y"], strict=True)
     assert sorted(data["lists"]["wrong"]) == [i for i, (a, b) in enumerate(pairs) if a != b]
 
@@ -162,8 +157,7 @@ def test_neighbours_are_those_of_scikit_learn(shared: Path) -> None:
 
     data = json_block(shared / "report.html", "data")
     X = embedkit.load(shared / "data", data["near"]["view"].split("+")).X[data["rows"]]
-    finder = NearestNeighbors(n_neighbors=4, metric="cosine").fit(X)
-    distances, _ = finder.kneighbors(X)
+    distances, _ = NearestNeighbors(n_neighbors=4, metric="cosine").fit(X).kneighbors(X)
     assert data["near"]["of"]
     for i, found in data["near"]["of"].items():
         assert int(i) not in [j for j, _ in found]
@@ -183,10 +177,8 @@ def test_figures_are_files_too(shared: Path, tmp_path: Path, kind: str) -> None:
     for file in folder.iterdir():
         content = file.read_bytes()
         if kind == "svg":
-            assert (
-                ElementTree.fromstring(content).find("{http://www.w3.org/2000/svg}title")
-                is not None
-            )
+            title = ElementTree.fromstring(content).find("{http://www.w3.org/2000/svg}title")
+            assert title is not None
         else:
             assert content.startswith({"pdf": b"%PDF", "png": b"\x89PNG"}[kind])
     with pytest.raises(UsageError, match="figures"):
@@ -261,8 +253,7 @@ def test_labels_and_names_are_text_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["pdf", "svg"])
 def test_signs_that_no_picture_can_hold(tmp_path: Path, kind: str) -> None:
     """Control letters in labels, and letters that no font has: neither error nor warning."""
-    labels = ("a\x07b", "긍정\U000e0041")
-    paths, *_ = random_runs(tmp_path, ["one", "결과"], n=40, labels=labels)
+    paths, *_ = random_runs(tmp_path, ["one", "결과"], n=40, labels=("a\x07b", "긍정\U000e0041"))
     folder = write_report(compare(paths), tmp_path / "r.html", figures=kind, overwrite=True)
     assert folder is not None
     assert list(folder.glob(f"*.{kind}"))
@@ -277,17 +268,8 @@ def test_texts_are_read_as_the_runs_read_them(tmp_path: Path) -> None:
     corpus = write_lines(tmp_path / "c.dat", "a~b~c~d", *lines)
     source = [embedkit.storage.file_sha256(corpus)]
     paths, _, _ = random_runs(tmp_path / "runs", ["p", "q"], n=40)
-    reading = {
-        "text": "b",
-        "text_pair": "c",
-        "dialect": {
-            "format": "csv",
-            "encoding": "utf-8",
-            "quoting": "csv",
-            "header": True,
-            "delimiter": "~",
-        },
-    }
+    dialect = {"format": "csv", "encoding": "utf-8", "quoting": "csv", "delimiter": "~"}
+    reading = {"text": "b", "text_pair": "c", "dialect": {**dialect, "header": True}}
     about = {"path": "../../c.dat", "source": source, "reading": reading}
     for path in paths:
         content = json.loads((path / "run.json").read_text("utf-8"))

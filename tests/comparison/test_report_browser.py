@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embedkit.classifiers.probe import probe
+from embedkit import compare, probe
 from embedkit.comparison.report import write_report
-from embedkit.comparison.table import compare
 from tests import page_checks
 from tests.comparison.test_report import EVIL, two_runs
 from tests.page_checks import check_fit, copied, json_block, pasted, tab_stops
@@ -28,11 +27,9 @@ def pages(common: Path) -> dict[str, Path]:
     """Reports of vectors with a probe, of many runs and classes, and of values."""
     options = two_runs(common, 200, tune=True)
     probe(common / "data", out=common / "runs/probe", learning_curve=True, **options)
-    write_report(
-        compare([common / "runs" / n for n in ("tfidf", "logreg", "probe")], baseline="tfidf"),
-        common / "vectors.html",
-        label_names={"0": "부정", "1": "긍정"},
-    )
+    runs = [common / "runs" / name for name in ("tfidf", "logreg", "probe")]
+    korean = {"0": "부정", "1": "긍정"}
+    write_report(compare(runs, baseline="tfidf"), common / "vectors.html", label_names=korean)
     random = np.random.default_rng(0)
     labels = tuple(f"とても長い分類の名前がここにあります{i:02}" for i in range(77))
     names = [f"run_with_a_rather_long_name_{number}" for number in range(12)]
@@ -48,11 +45,17 @@ def pages(common: Path) -> dict[str, Path]:
 
 @pytest.fixture
 def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Any]:
-    """Open a page; at the end nothing was said on the console, and nothing else was asked for."""
+    """Open a page, and give what it reads.
+
+    At the end nothing was said on the console, and nothing else was asked for.
+    """
     with ExitStack() as stack:
-        yield lambda name, **how: stack.enter_context(
-            page_checks.opened(browser, pages[name], ready=READY, **how)
-        )
+
+        def open_page(name: str, **how: Any) -> tuple[Any, Any]:
+            page = page_checks.opened(browser, pages[name], ready=READY, **how)
+            return stack.enter_context(page), json_block(pages[name], "data")
+
+        yield open_page
 
 
 OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) => {
@@ -78,7 +81,7 @@ OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) =
 @pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (390, "light"), (800, "dark")])
 def test_the_page_fits_the_screen(opened: Any, name: str, width: int, scheme: str) -> None:
     """No words of a picture lie on each other."""
-    page = opened(name, width=width, scheme=scheme, bypass_csp=True)
+    page, _ = opened(name, width=width, scheme=scheme, bypass_csp=True)
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert page.evaluate(OVERLAPS) == []
     check_fit(page, width, scheme)
@@ -90,7 +93,7 @@ def test_the_page_fits_the_screen(opened: Any, name: str, width: int, scheme: st
 @pytest.mark.parametrize("name", ["vectors", "many", "values"])
 def test_the_first_screen_is_short_and_the_records_are_near(opened: Any, name: str) -> None:
     """140 words at most beside the numbers; on a phone records begin within three screens."""
-    page = opened(name, width=390)
+    page, _ = opened(name, width=390)
     words = re.findall(r"\S*[^\W\d]\S*", page.locator("header").inner_text())
     assert len(words) <= 140
     assert page.locator("#cases").bounding_box()["y"] < 3 * 900
@@ -104,7 +107,7 @@ def test_the_first_screen_is_short_and_the_records_are_near(opened: Any, name: s
 def test_cells_of_the_heat_map_lead_to_the_errors_of_their_view(
     opened: Any, pages: dict[str, Path]
 ) -> None:
-    page, data = opened("vectors"), json_block(pages["vectors"], "data")
+    page, data = opened("vectors")
     content = json.loads((pages["vectors"].parent / "runs/probe/run.json").read_text("utf-8"))
     count = page.locator("#count")
     cells = page.locator("#picture-layers-1 polygon[data-name]")
@@ -142,8 +145,8 @@ def test_cells_of_the_heat_map_lead_to_the_errors_of_their_view(
     assert count.inner_text().startswith(f"{len(wrong_of(now))} of ")
 
 
-def test_records_are_found_by_mouse(opened: Any, pages: dict[str, Path]) -> None:
-    page, data = opened("vectors"), json_block(pages["vectors"], "data")
+def test_records_are_found_by_mouse(opened: Any) -> None:
+    page, data = opened("vectors")
     shown, count = page.locator("#list .case"), page.locator("#count")
     for name in data["order"]:
         page.click(f".tabs button[data-name={name}]")
@@ -159,12 +162,8 @@ def test_records_are_found_by_mouse(opened: Any, pages: dict[str, Path]) -> None
     assert page.locator("#list script, #list img").count() == 0
     page.select_option("#true", "1")
     page.select_option("#predicted", "0")
-    said = [
-        i
-        for i, text in enumerate(data["texts"])
-        if "onerror" in text and data["y"][i] == 1 and data["predicted"][0][i] == 0
-    ]
-    assert shown.count() == len(said)
+    answers = zip(data["texts"], data["y"], data["predicted"][0], strict=True)
+    assert shown.count() == sum("onerror" in text and y > said for text, y, said in answers)
     page.fill("#find", "nothing has these words")
     assert count.inner_text() == "No record matches."
     page.click("#clear")
@@ -180,9 +179,9 @@ def test_records_are_found_by_mouse(opened: Any, pages: dict[str, Path]) -> None
     assert shown.first.locator(".chip [lang=ko]").count() > 0
 
 
-def test_pairs_cells_and_notices_lead_to_records(opened: Any, pages: dict[str, Path]) -> None:
+def test_pairs_cells_and_notices_lead_to_records(opened: Any) -> None:
     for name, place in (("many", ".pairs button"), ("vectors", "#matrix button")):
-        page, data = opened(name), json_block(pages[name], "data")
+        page, data = opened(name)
         button = page.locator(place).first
         true, predicted = (int(button.get_attribute(f"data-{k}")) for k in ("true", "predicted"))
         button.click()
@@ -196,20 +195,17 @@ def test_pairs_cells_and_notices_lead_to_records(opened: Any, pages: dict[str, P
     notice.locator("button").click()
     listed = len(data["lists"][notice.locator("button").get_attribute("data-list")])
     assert page.inner_text("#count").startswith(f"{listed} of ")
-    rows = opened("many").locator("#table-classes tbody tr:visible")
+    page, _ = opened("many")
+    rows = page.locator("#table-classes tbody tr:visible")
     assert rows.count() == 15
-    rows.page.click("#all-classes")
+    page.click("#all-classes")
     assert rows.count() == 77
 
 
-def test_another_threshold_finds_what_the_probabilities_say(
-    opened: Any, pages: dict[str, Path]
-) -> None:
-    page, data = opened("vectors"), json_block(pages["vectors"], "data")
-    y, predicted = np.array(data["y"]), np.array(data["predicted"][0])
-    positive = np.where(
-        predicted == 1, data["confidence"][0], 1_000 - np.array(data["confidence"][0])
-    )
+def test_another_threshold_finds_what_the_probabilities_say(opened: Any) -> None:
+    page, data = opened("vectors")
+    y, predicted, sure = map(np.array, (data["y"], data["predicted"][0], data["confidence"][0]))
+    positive = np.where(predicted == 1, sure, 1_000 - sure)
     for percent, within in ((20, 0), (50, 0), (70, 0), (50, 10)):
         page.locator("#slide").fill(str(percent))
         page.locator("#person").fill(str(within))
@@ -223,7 +219,7 @@ def test_another_threshold_finds_what_the_probabilities_say(
 
 
 def test_the_next_command_is_copied(opened: Any) -> None:
-    page = opened("vectors")
+    page, _ = opened("vectors")
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     command = page.inner_text("#next")
     page.click("#copy-next")
@@ -233,7 +229,7 @@ def test_the_next_command_is_copied(opened: Any) -> None:
 
 def test_keyboard_alone(opened: Any) -> None:
     """Every control is reached by Tab, is seen to have the focus, and works by Enter or Space."""
-    page = opened("vectors")
+    page, _ = opened("vectors")
     reached = tab_stops(page, "one.id || one.dataset.name || one.textContent.slice(0, 30)")
     assert {"find", "true", "predicted", "clear", "copy", "all", "copy-next"} <= set(reached)
     assert all(reached.values()), [name for name, ring in reached.items() if not ring]
@@ -253,8 +249,8 @@ def test_keyboard_alone(opened: Any) -> None:
     assert page.locator("#table-scores tbody th").all_inner_texts() != before
 
 
-def test_records_are_copied_as_tsv(opened: Any, pages: dict[str, Path]) -> None:
-    page, data = opened("vectors"), json_block(pages["vectors"], "data")
+def test_records_are_copied_as_tsv(opened: Any) -> None:
+    page, data = opened("vectors")
     page.click(".tabs button[data-name=wrong]")
     head, *lines = copied(page)
     listed = data["lists"]["wrong"]
@@ -265,7 +261,7 @@ def test_records_are_copied_as_tsv(opened: Any, pages: dict[str, Path]) -> None:
 
 
 def test_paper_has_everything(opened: Any, tmp_path: Path) -> None:
-    page = opened("vectors")
+    page, _ = opened("vectors")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     assert page.locator("details:not([open])").count() == 0

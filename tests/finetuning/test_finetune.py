@@ -14,38 +14,19 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from embedkit import storage
+from embedkit import CorpusOptions, Predictor, compare, errors, storage
 from embedkit.classifiers import probe as probing
 from embedkit.comparison.recommendation import recommend, run_notices
-from embedkit.comparison.table import compare
-from embedkit.corpus.plan import CorpusOptions
-from embedkit.errors import (
-    DamagedError,
-    EncodeError,
-    MismatchError,
-    ModelError,
-    OutputExistsError,
-    StorageError,
-    UsageError,
-)
 from embedkit.finetuning import method, training
 from embedkit.finetuning import run as run_module
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.method import choose_thresholds
 from embedkit.finetuning.model import read_model
 from embedkit.finetuning.options import TrainingOptions
-from embedkit.predict import Predictor
 from embedkit.runs.metrics import Threshold
+from embedkit.runs.predictions import fold_names
 from embedkit.runs.run import FinetuneRun
-from embedkit.runs.split import (
-    TEST,
-    Split,
-    SplitSettings,
-    read_split,
-    split,
-    validation_records,
-    write_split,
-)
+from embedkit.runs.split import TEST, read_split, split, validation_records
 from embedkit.storage import seal
 from tests.encoding.test_other_families import build
 from tests.finetune_fixtures import (
@@ -80,10 +61,8 @@ def tuned_on(shared: Path, out: Path, **settings: Any) -> FinetuneRun:
 def test_every_record_is_held_out_once_by_the_split(shared: Path) -> None:
     found = predictions(shared / "run")
     assert sorted(found["row"]) == list(range(N))
-    made = read_split(shared / "split.parquet")
-    folds = dict(zip(made.row, made.folds, strict=True))
-    for row, fold in zip(found["row"], found["fold"], strict=True):
-        assert fold == ("test" if folds[row] == TEST else str(folds[row]))
+    folds = read_split(shared / "split.parquet").folds[found["row"]]
+    assert found["fold"].tolist() == fold_names(folds)
     assert np.allclose(found["proba_0"] + found["proba_1"], 1)
     assert (found["y_pred"] == np.where(found["proba_1"] > found["proba_0"], "1", "0")).all()
     assert found["id"].tolist() == [f"id{row}" for row in found["row"]]
@@ -92,22 +71,19 @@ def test_every_record_is_held_out_once_by_the_split(shared: Path) -> None:
     scores = finetuned(shared / "run").scores
     accuracy = scores["cross_validation"]["accuracy"]
     assert accuracy.value > accuracy.majority + 0.15
-    tested = found["fold"] == "test"
-    for subset, rows in (("cross_validation", ~tested), ("test", tested)):
-        here = found[rows]
-        expected = scores_of(
-            here["y_true"].astype(int).to_numpy(),
-            here[["proba_0", "proba_1"]].to_numpy(),
-            here["y_pred"].astype(int).to_numpy(),
-        )
+    y, proba, y_pred = (
+        found[columns].astype(float).to_numpy()
+        for columns in ("y_true", ["proba_0", "proba_1"], "y_pred")
+    )
+    for subset, rows in (("cross_validation", folds != TEST), ("test", folds == TEST)):
+        expected = scores_of(y[rows].astype(int), proba[rows], y_pred[rows].astype(int))
         for name, score in expected.items():
             assert scores[subset][name].value == pytest.approx(score.value)
 
 
 def test_a_corpus_and_the_dataset_of_it_give_the_same_run(shared: Path, tmp_path: Path) -> None:
-    split(shared / "corpus.tsv", out=tmp_path / "split.parquet", folds=3, test=0.2)
-    options: dict[str, Any] = {"split": tmp_path / "split.parquet", "epochs": 4, **LEARNING}
-    content = tuned(shared / "data", tmp_path / "run", **options).content
+    made = split(shared / "corpus.tsv", folds=3, test=0.2)
+    content = tuned(shared / "data", tmp_path / "run", split=made, epochs=4, **LEARNING).content
     assert content.split == finetuned(shared / "run").split
     first, second = (f / "run/predictions.parquet" for f in (shared, tmp_path))
     assert first.read_bytes() == second.read_bytes()
@@ -141,8 +117,7 @@ def test_low_rank_matrices_end_in_an_ordinary_encoder(shared: Path, tmp_path: Pa
     settings["split"] = shared / "split.parquet"
     content = tuned_on(shared, tmp_path / "run", **settings)
     loaded = read_model(tmp_path / "run/model/fold-0")
-    plain = read_model(shared / "run/model/fold-0")
-    assert loaded.state_dict().keys() == plain.state_dict().keys()
+    assert loaded.state_dict().keys() == read_model(shared / "run/model/fold-0").state_dict().keys()
     encoder = AutoModel.from_pretrained(tiny_model(), add_pooling_layer=False)
     before, after = encoder.state_dict(), loaded.encoder.state_dict()
     changed = {name for name, value in before.items() if not torch.equal(value, after[name])}
@@ -167,10 +142,10 @@ def test_a_damaged_model_is_refused(shared: Path, tmp_path: Path) -> None:
     assert done.returncode == 5
     assert "fold-1/model.safetensors" in done.stderr
     seal(tmp_path / "run")
-    with pytest.raises(DamagedError, match="fold-1"):
+    with pytest.raises(errors.DamagedError, match="fold-1"):
         Predictor(tmp_path / "run", device="cpu")
     shutil.rmtree(tmp_path / "run/model/fold-1")
-    with pytest.raises(DamagedError, match="fold-1"):
+    with pytest.raises(errors.DamagedError, match="fold-1"):
         Predictor(tmp_path / "run", device="cpu")
 
 
@@ -203,19 +178,10 @@ def test_a_threshold_is_chosen_on_validation_alone(
     assert set(threshold) <= set(both)
     assert not set(made.group[threshold]) & set(made.group[np.setdiff1d(both, threshold)])
     assert (made.folds[both] != TEST).all()
-    labels = [str(i % 2) for i in range(N)]
-    assert y.tolist() == [int(labels[i]) for i in threshold]
+    assert y.tolist() == [i % 2 for i in threshold]
     assert (held_out == (made.folds[threshold] == np.arange(3)[:, None])).all()
     texts = pd.read_csv(shared / "corpus.tsv", sep="\t")["text"][threshold].tolist()
     assert np.allclose(proba.mean(0), predictor.predict_proba(texts), atol=1e-5)
-
-
-def write_folds(corpus: Path, folds: np.ndarray) -> None:
-    """A split of a corpus, each record a group of its own."""
-    index, source = np.arange(len(folds)), (storage.file_sha256(corpus),)
-    settings = SplitSettings(source=source, folds=3, seed=0, stratified=False)
-    made = Split(index, index, folds.astype(np.int64), settings)
-    write_split(made, corpus.with_name("split.parquet"))
 
 
 def test_class_weights_are_of_training_records(tmp_path: Path) -> None:
@@ -223,9 +189,8 @@ def test_class_weights_are_of_training_records(tmp_path: Path) -> None:
     labels = ["1" if i % 2 or i in (2, 4, 6) else "0" for i in range(40)]
     corpus = corpus_of(tmp_path / "c.tsv", count=40, labels=labels)
     at = np.repeat([0, 1, 2], [10, 15, 15])
-    write_folds(corpus, at)
     given: dict[str, Any] = {"class_weight": "balanced", "validation": 0, "epochs": 1}
-    tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet", **given)
+    tuned(corpus, tmp_path / "run", split=replace(split(corpus, folds=3), folds=at), **given)
     assert not (tmp_path / "run/inner_predictions.parquet").exists()
     y = np.array([int(label) for label in labels])
     found = []
@@ -258,8 +223,8 @@ def test_a_further_file_is_the_test_set(shared: Path, tmp_path: Path) -> None:
     found = predictions(tmp_path / "run").query("fold == 'test'")
     assert found["row"].tolist() == list(range(12))
     assert "test" in content.scores
-    assert content.test_set is not None
-    assert (content.test_set.seen_texts or 0) > 0
+    assert content.test_set
+    assert content.test_set.seen_texts
     check_test_set(tmp_path / "run", more)
 
     unlabelled = corpus_of(tmp_path / "new.tsv", count=12, label=False)
@@ -269,9 +234,9 @@ def test_a_further_file_is_the_test_set(shared: Path, tmp_path: Path) -> None:
     assert (found["y_true"].isna() == (found["fold"] == "test")).all()
 
     strange = corpus_of(tmp_path / "strange.tsv", count=4, labels=["0", "1", "2", "0"])
-    with pytest.raises(UsageError, match="row 2"):
+    with pytest.raises(errors.UsageError, match="row 2"):
         tuned_on(shared, tmp_path / "none", test=strange)
-    with pytest.raises(UsageError, match="test="):
+    with pytest.raises(errors.UsageError, match="test="):
         tuned_on(shared, tmp_path / "none", test=more, split=shared / "split.parquet")
 
 
@@ -281,9 +246,7 @@ def test_regression_is_in_the_units_of_the_label(tmp_path: Path) -> None:
         f"movie {i}{' good' * k}{' bad' * (5 - k)}\t{100 + 10 * k}" for i, k in enumerate(good)
     ]
     corpus = write_lines(tmp_path / "values.tsv", "text\tlabel", *lines)
-    split(corpus, out=tmp_path / "split.parquet", folds=2)
-    settings: dict[str, Any] = {"task": "regression", "epochs": 6, "head": "mean"}
-    result = tuned(corpus, tmp_path / "run", split=tmp_path / "split.parquet", **settings)
+    result = tuned(corpus, tmp_path / "run", task="regression", folds=2, epochs=6, head="mean")
     assert result.content.scores["cross_validation"]["r2"].value > 0.3
     found = predictions(tmp_path / "run")["y_pred"]
     assert found.between(80, 170).all()
@@ -303,9 +266,8 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
     assert content.tokens.max_length == 24  # positions of the model
     assert 0 < content.truncated["records"] < content.truncated["records_all"] == 40
     assert 0 < content.truncated["tokens"] < content.truncated["tokens_all"]
-    compared = compare([tmp_path / "run"])
     share = f"({100 * content.truncated['records'] / 40:.3g} %)"
-    assert share in next(run_notices(compared)).sentence
+    assert share in next(run_notices(compare([tmp_path / "run"]))).sentence
     assert share in invoke("compare", tmp_path / "run", "--all").output.replace("\n  ", " ")
     # a single model holds a fifth out, and has cut as many
     alone = tuned(corpus, tmp_path / "alone", epochs=1, folds=1, reading=reading).content
@@ -315,13 +277,12 @@ def test_pairs_have_an_order_and_long_texts_are_counted(tmp_path: Path) -> None:
     held_out = predictions(tmp_path / "alone")["row"].to_numpy()
     assert alone.prior[1] == (np.delete(labels, held_out) == "1").mean()
     right = np.eye(2)[(labels[held_out] == "1").astype(int)] @ np.log(alone.prior)
-    scores = alone.scores["cross_validation"]
-    assert scores["log_loss"].majority == pytest.approx(-right.mean())
+    assert alone.scores["cross_validation"]["log_loss"].majority == pytest.approx(-right.mean())
     predictor = Predictor(tmp_path / "run", device="cpu")
     there = predictor.predict_proba(["good movie"], ["bad bus"])
     swapped = predictor.predict_proba(["bad bus"], ["good movie"])
     assert not np.allclose(there, swapped)
-    with pytest.raises(UsageError, match="max_length=25"):
+    with pytest.raises(errors.UsageError, match="max_length=25"):
         tuned(corpus, tmp_path / "long", max_length=25, reading=reading)
 
 
@@ -341,16 +302,18 @@ def test_the_fraction_for_validation_is_used(fraction: float) -> None:
 
 def test_validation_leaves_every_class_to_train_on() -> None:
     strata, group = np.array([0] * 20 + [1]), np.arange(21)
+    pairs = np.minimum(group // 2, 9)  # the record of the rare class goes with another
     for seed in range(10):
-        found = validation_records(
-            group, 0.5, group=group, strata=strata, seed=seed, trains=[group, group[5:]]
-        )
+        given: dict[str, Any] = {"strata": strata, "seed": seed}
+        found = validation_records(group, 0.5, group=group, trains=[group, group[5:]], **given)
         assert 20 not in found
-        pairs = np.arange(21) // 2  # the record of the rare class goes with another
-        found = validation_records(
-            group, 0.5, group=np.minimum(pairs, 9), strata=strata, seed=seed, trains=[group]
-        )
+        found = validation_records(group, 0.5, group=pairs, trains=[group], **given)
         assert not {18, 19, 20} & set(found)
+
+
+def check_same_run(run: Path, whole: Path) -> None:
+    for name in ("predictions.parquet", "training.jsonl"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
 
 
 @pytest.mark.parametrize("freeze_layers", ["1", *slow(None)])
@@ -374,42 +337,35 @@ def test_stopped_before_the_first_evaluation_it_goes_on(
             tuned_on(shared, tmp_path / "run", **settings)
     work = tmp_path / "run.incomplete/_unfinished/checkpoints/fold-0"
     assert [p.name for p in work.iterdir()] == ["checkpoint-2"]  # of 4 steps an epoch
-    tuned_on(shared, tmp_path / "run", **settings)
-    tuned_on(shared, tmp_path / "whole", **settings)
-    for name in ("predictions.parquet", "training.jsonl"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    for name in ("run", "whole"):
+        tuned_on(shared, tmp_path / name, **settings)
+    check_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 def test_interrupted_after_its_best_epoch_it_keeps_that_one(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls_of: Any
 ) -> None:
     """A checkpoint holds the weights of the best epoch beside its own; none is written before."""
     settings: dict[str, Any] = LEARNING | {"folds": 1, "select_by": "accuracy", "epochs": 8}
-    whole = tuned_on(shared, tmp_path / "whole", **settings)
-    best = whole.epochs[0]
+    best = tuned_on(shared, tmp_path / "whole", **settings).epochs[0]
     assert best < 6
-    saved: list[int] = []
+    written = calls_of(storage, "write_durably")
 
-    def interrupted(state: Any) -> None:
-        if len(saved) == 6:
+    def checkpoints() -> int:
+        return [call.arguments[0].name for call in written].count("complete")
+
+    def interrupted(_: Any) -> None:
+        if checkpoints() == 6:
             raise KeyboardInterrupt
 
-    write = storage.write_durably
-
-    def noted(path: Path, data: Any) -> None:
-        write(path, data)
-        saved.extend([1] * (path.name == "complete"))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "write_durably", noted)
-        tuned_on(shared, tmp_path / "again", **settings)
-        assert not saved  # within a minute
-        patch.setattr(training, "_CHECKPOINT_SECONDS", 0)
-        with pytest.raises(KeyboardInterrupt):
-            tuned_on(shared, tmp_path / "run", progress=interrupted, **settings)
+    tuned_on(shared, tmp_path / "again", **settings)
+    assert not checkpoints()  # within a minute
+    monkeypatch.setattr(training, "_CHECKPOINT_SECONDS", 0)
+    with pytest.raises(KeyboardInterrupt):
+        tuned_on(shared, tmp_path / "run", progress=interrupted, **settings)
+    monkeypatch.undo()
     assert tuned_on(shared, tmp_path / "run", **settings).epochs == (best,)
-    for name in ("predictions.parquet", "training.jsonl"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    check_same_run(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("task", ["classification", *slow("regression")])
@@ -439,9 +395,9 @@ def test_a_finished_run_goes_on(shared: Path, tmp_path: Path, task: str) -> None
     if task == "classification":
         others["task"] = {"task": "multilabel"}
     for name, other in others.items():
-        with pytest.raises(MismatchError, match=f"another {name}"):
+        with pytest.raises(errors.MismatchError, match=f"another {name}"):
             tuned_on(shared, tmp_path / "no", **{**longer, **other})
-    with pytest.raises(UsageError, match="is a run, which has no revisions"):
+    with pytest.raises(errors.UsageError, match="is a run, which has no revisions"):
         tuned_on(shared, tmp_path / "no", **longer, revision="main")
 
 
@@ -467,17 +423,14 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
 
     train(shared / "data", out=tmp_path / "frozen", split=shared / "split.parquet")
     shutil.copytree(shared / "run", tmp_path / "run")
-    chance = [0.5] * 2
-    table = predictions(tmp_path / "run")
-    table[["proba_0", "proba_1"]], table["y_pred"] = chance, "0"
+    table = predictions(tmp_path / "run").assign(proba_0=0.5, proba_1=0.5, y_pred="0")
     table.to_parquet(tmp_path / "run/predictions.parquet")
-    answers = {}
+    answers = []
     for losses in ((1.0, 0.5, 0.6), (1.0, 0.8, 0.7)):
         edit_run(tmp_path / "run", history=history(*losses), command=line)
         found = recommend(compare([tmp_path / "frozen", tmp_path / "run"]))
-        (decision,) = [one for one in found.decisions if one.question == "Fine-tuning"]
-        answers[losses] = decision
-    no, unknown = answers.values()
+        answers += [one for one in found.decisions if one.question == "Fine-tuning"]
+    no, unknown = answers
     assert no.answer in ("no", "not proven")
     assert not no.command
     assert (unknown.answer, unknown.tone) == ("not trained to its end", "open")
@@ -488,20 +441,24 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
     assert said.endswith("not trained to its end")
 
 
+def stages_of(shared: Path, out: Path, **settings: Any) -> set[str]:
+    """What a run does, as it reports."""
+    stages: set[str] = set()
+    tuned_on(shared, out, progress=lambda state: stages.add(state.stage), **settings)
+    return stages
+
+
 @pytest.mark.parametrize(
     "damaged", ["model/fold-1/model.safetensors", *slow("_unfinished/folds/fold-1.json")]
 )
 def test_a_damaged_fold_is_trained_again(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damaged: str
+    shared: Path, tmp_path: Path, once_before: Any, damaged: str
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(run_module, "write_results", _refuse)
-        with pytest.raises(OSError, match="No space left on device"):
-            tuned_on(shared, tmp_path / "run", epochs=1)
+    once_before(run_module, "write_results", _refuse)
+    with pytest.raises(OSError, match="No space left on device"):
+        tuned_on(shared, tmp_path / "run", epochs=1)
     flip(tmp_path / "run.incomplete" / damaged)
-    stages: set[str] = set()
-    tuned_on(shared, tmp_path / "run", epochs=1, progress=lambda s: stages.add(s.stage))
-    assert stages == {"fold 2 of 3, epoch 1 of 1"}
+    assert stages_of(shared, tmp_path / "run", epochs=1) == {"fold 2 of 3, epoch 1 of 1"}
 
 
 def test_the_prefix_is_part_of_the_input(shared: Path, tmp_path: Path, notes: list[str]) -> None:
@@ -512,10 +469,8 @@ def test_the_prefix_is_part_of_the_input(shared: Path, tmp_path: Path, notes: li
     with_prefix = tuned_on(shared, tmp_path / "a", prefix="good home ", **given)
     tuned(longer, tmp_path / "b", **given)
     tuned_on(shared, tmp_path / "c", **given)
-    first, same, other = (
-        predictions(tmp_path / name)["proba_1"].to_numpy() for name in ("a", "b", "c")
-    )
-    assert np.array_equal(first, same)
+    first, same, other = (predictions(tmp_path / name)["proba_1"] for name in "abc")
+    assert first.equals(same)
     assert not np.allclose(first, other)
     cut = with_prefix.truncated["records"]
     assert (with_prefix.tokens.max_length, 0 < cut < N) == (10, True)
@@ -537,7 +492,7 @@ def test_what_cannot_be_encoded_again_is_told_before_any_fit(
     extract_tiny(shared / "corpus.tsv", tmp_path / "folds", model=str(shared / "run"))
     monkeypatch.setattr(probing, "cross_validate", None)
     for name, message in (("bare", "the stored texts again"), ("folds", "one for each fold")):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(errors.UsageError, match=message):
             probing.probe(tmp_path / name, out=tmp_path / "probe", control="random-weights")
     assert not list(tmp_path.glob("probe*"))
 
@@ -553,47 +508,43 @@ def test_a_loss_that_is_not_a_number(
 
     with monkeypatch.context() as patch:
         patch.setattr(EncoderWithHead, "loss", spoilt)
-        with pytest.raises(EncodeError, match=r"fold 2 of 3.*learning_rate=") as caught:
+        with pytest.raises(errors.EncodeError, match=r"fold 2 of 3.*learning_rate=") as caught:
             tuned_on(shared, tmp_path / "run", epochs=1)
     assert caught.value.exit_code == 5
     assert (work / "model/fold-0/model.safetensors").is_file()
-    with pytest.raises(OutputExistsError, match="unfinished work"):
+    with pytest.raises(errors.OutputExistsError, match="unfinished work"):
         extract_tiny(shared / "corpus.tsv", tmp_path / "run")
-    stages: set[str] = set()
-    tuned_on(shared, tmp_path / "run", epochs=1, progress=lambda s: stages.add(s.stage))
+    stages = stages_of(shared, tmp_path / "run", epochs=1)
     assert stages == {"fold 2 of 3, epoch 1 of 1", "fold 3 of 3, epoch 1 of 1"}
-    # a run that fails before its first model leaves nothing
-    with pytest.raises(EncodeError, match="learning_rate"):
-        tuned_on(shared, tmp_path / "none", learning_rate=1e38, epochs=1)
-    assert not list(tmp_path.glob("none*"))
     # two steps, of which warm-up makes the first nothing, and nobody watches
-    given: dict[str, Any] = {"validation": 0, "batch_size": 64, "epochs": 2}
-    for watched in (given, given | {"validation": 0.2}):
-        with pytest.raises(EncodeError, match="fold 1 of 3"):
-            tuned_on(shared, tmp_path / "none", learning_rate=1e38, **watched)
+    steps: dict[str, Any] = {"batch_size": 64, "epochs": 2}
+    for given in ({"epochs": 1}, steps | {"validation": 0}, steps | {"validation": 0.2}):
+        with pytest.raises(errors.EncodeError, match=r"fold 1 of 3.*learning_rate="):
+            tuned_on(shared, tmp_path / "none", learning_rate=1e38, **given)
+    # a run that fails before its first model leaves nothing
+    assert not list(tmp_path.glob("none*"))
 
 
 def test_other_settings_are_named_and_not_mixed_in(
-    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, once_before: Any
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(method, "write_model", _refuse)
-        with pytest.raises(StorageError):
-            tuned_on(shared, tmp_path / "run")
-    with pytest.raises(MismatchError, match=r"learning_rate: 0.008") as error:
+    once_before(method, "write_model", _refuse)
+    with pytest.raises(errors.StorageError):
+        tuned_on(shared, tmp_path / "run")
+    with pytest.raises(errors.MismatchError, match=r"learning_rate: 0.008") as error:
         tuned_on(shared, tmp_path / "run", learning_rate=4e-3)
     assert "head" not in str(error.value)
-    with pytest.raises(MismatchError, match="split"):
+    with pytest.raises(errors.MismatchError, match="split"):
         tuned_on(shared, tmp_path / "run", folds=4)
-    with pytest.raises(OutputExistsError, match=r"run.incomplete"):
+    with pytest.raises(errors.OutputExistsError, match=r"run.incomplete"):
         train(shared / "data", out=tmp_path / "run")
     tuned_on(shared, tmp_path / "run", learning_rate=4e-3, overwrite=True, epochs=1)
     assert finetuned(tmp_path / "run").settings["learning_rate"] == 4e-3
-    with pytest.raises(OutputExistsError, match="overwrite=True"):
+    with pytest.raises(errors.OutputExistsError, match="overwrite=True"):
         tuned_on(shared, tmp_path / "run")
 
 
-def _refuse(*_: Any, **__: Any) -> None:
+def _refuse() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -626,13 +577,13 @@ def test_what_cannot_be_used(
 ) -> None:
     source = more.pop("source", "corpus.tsv")
     given = more if "reading" in more or "model" in more else {name: value, **more}
-    with pytest.raises(UsageError, match=name):
+    with pytest.raises(errors.UsageError, match=name):
         tuned(shared / source, tmp_path / "run", **given)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_encoder_with_a_decoder_is_refused(shared: Path, tmp_path: Path) -> None:
     model = build("t5", tmp_path / "t5")
-    with pytest.raises(ModelError, match="t5, an encoder with a decoder, which is not"):
+    with pytest.raises(errors.ModelError, match="t5, an encoder with a decoder, which is not"):
         tuned(shared / "corpus.tsv", tmp_path / "run", model=str(model))
     assert [path.name for path in tmp_path.iterdir()] == ["t5"]

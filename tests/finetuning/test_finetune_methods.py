@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,15 @@ import torch
 from sklearn.metrics import f1_score
 
 import embedkit
+from embedkit import Predictor, compare, split
 from embedkit.choices import HEADS
 from embedkit.cli.compare import comparison_text
 from embedkit.cli.run_text import run_info_text
-from embedkit.comparison.table import compare
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import MismatchError, UsageError
 from embedkit.finetuning import method, training
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import freeze, padded, predict_logits, read_model
-from embedkit.predict import Predictor
-from embedkit.runs.split import split
 from tests.finetune_fixtures import (
     built,
     check_test_set,
@@ -54,21 +52,15 @@ def on_split(corpus: Path, out: Path, **settings: Any) -> Any:
 
 # windows
 
-LENGTH, STRIDE = 10, 3
-WINDOWS = TokenizerSettings(LENGTH, "window", STRIDE)
-
-
-def long_texts() -> list[str]:
-    return [f"movie good {'rain bus home 영화 ' * count} bad the" for count in range(7)]
-
 
 @pytest.mark.parametrize("head", HEADS)
 def test_windows_are_combined_as_in_a_plain_loop(head: str) -> None:
     """Each window by itself through the encoder; then what the head's description says."""
-    model, texts = built(tiny_model(), long_texts(), tokens=WINDOWS, head=head, n_outputs=3)
+    some = [f"movie good {'rain bus home 영화 ' * count} bad the" for count in range(7)]
+    windows = TokenizerSettings(10, "window", 3)
+    model, texts = built(tiny_model(), some, tokens=windows, head=head, n_outputs=3)
     assert np.diff(texts.text_windows).max() > 3
-    found = predict_logits(model, texts)
-    for text, logits in zip(texts, found, strict=True):
+    for text, logits in zip(texts, predict_logits(model, texts), strict=True):
         vectors, tokens = [], []
         for start, stop in pairwise(text.window_ends):
             seen = text.seen[start:stop]
@@ -148,9 +140,7 @@ def test_loss_and_accuracy_of_training_are_those_of_a_plain_loop(
         assert epoch["train_loss"] == pytest.approx(sum(v * n for v, _, n in some) / texts)
         assert epoch["train_accuracy"] == pytest.approx(sum(right for _, right, _ in some) / texts)
     lines = [line for line in log_of(tmp_path / "run") if "train_accuracy" in line]
-    assert [(line["fold"], line["epoch"]) for line in lines] == [
-        (fold, epoch) for fold in range(2) for epoch in (1, 2, 3)
-    ]
+    assert [(line["fold"], line["epoch"]) for line in lines] == [*product(range(2), (1, 2, 3))]
     assert [line["train_loss"] for line in lines] == [epoch["train_loss"] for epoch in epochs]
 
 
@@ -168,10 +158,9 @@ def test_the_optimizer_has_the_rates_and_decays_of_the_options(
         )
 
     monkeypatch.setattr(training, "embedding_layer", lambda _: None)  # all rows are trained
-    given: dict[str, Any] = {"learning_rate": 1e-3, "head_learning_rate": 3e-2}
     handle = register_optimizer_step_pre_hook(note)
     try:
-        on_split(corpus, tmp_path / "run", **given)
+        on_split(corpus, tmp_path / "run", learning_rate=1e-3, head_learning_rate=3e-2)
     finally:
         handle.remove()
     sizes: dict[tuple[float, float], int] = {}
@@ -221,21 +210,18 @@ def test_its_training_is_that_of_the_first_of_five(folder: Path, tmp_path: Path)
         assert np.allclose(one[PROBA], five[PROBA], atol=1e-5)
     for folds in (5, 1):  # an encoder costs the same, frozen or trained, and every model counts
         found = compare([tmp_path / f"tuned-{folds}", tmp_path / f"frozen-{folds}"])
-        mine, theirs = (found.row(f"{kind}-{folds}").cost for kind in ("tuned", "frozen"))
-        assert mine is not None
-        assert theirs is not None
-        assert theirs.encode_seconds
-        assert mine.encode_seconds == pytest.approx(folds * theirs.encode_seconds)
+        costs: list[Any] = [found.row(f"{kind}-{folds}").cost for kind in ("tuned", "frozen")]
+        seconds, frozen = (cost.encode_seconds for cost in costs)
+        assert frozen
+        assert seconds == pytest.approx(folds * frozen)
     made = pd.read_parquet(folder / "1.parquet")
     assert found.counts["folds"] == len(made.query("fold == 0"))
     assert "blend: stacked" in [row.name for row in found.rows]
     prior = found.predictions["majority"].proba[0]
-    rest = made.query("fold == -2")["row"]
-    assert prior[1] == pytest.approx((rest % 2).mean(), abs=0.1)
-    texts = ["the movie good was 1"]
+    assert prior[1] == pytest.approx((made.query("fold == -2")["row"] % 2).mean(), abs=0.1)
     fold = Predictor(tmp_path / "tuned-1", device="cpu")
     assert len(fold._model._models) == 1
-    assert fold.predict_proba(texts).shape == (1, 2)
+    assert fold.predict_proba(["the movie good was 1"]).shape == (1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -281,10 +267,9 @@ def test_a_test_set_may_be_a_dataset(folder: Path, tmp_path: Path, more: Path) -
 def test_inner_predictions_are_of_records_that_their_model_was_not_fitted_on(
     corpus: Path, tmp_path: Path, calls_of: Any, threshold: str | None
 ) -> None:
-    calls, file = calls_of(method, "train_fold"), tmp_path / "split.parquet"
-    made = split(corpus, out=file, folds=3)
-    given: dict[str, Any] = {"split": file, "validation": 0.5, "threshold": threshold}
-    content = on_split(corpus, tmp_path / "run", **given)
+    calls = calls_of(method, "train_fold")
+    made = split(corpus, folds=3)
+    content = on_split(corpus, tmp_path / "run", split=made, validation=0.5, threshold=threshold)
     inner = pd.read_parquet(tmp_path / "run/inner_predictions.parquet")
     texts = pd.read_csv(corpus, sep="\t")["text"]
     assert len(calls) == 3

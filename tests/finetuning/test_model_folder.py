@@ -15,19 +15,13 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 import embedkit
+from embedkit import Predictor
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError, OutputExistsError, UsageError
 from embedkit.finetuning.heads import EncoderWithHead, build_model
-from embedkit.finetuning.model import (
-    WEIGHTS,
-    is_plain_head,
-    predict_logits,
-    read_model,
-    write_model,
-)
-from embedkit.predict import Predictor
+from embedkit.finetuning.model import is_plain_head, predict_logits, read_model, write_model
 from tests.finetune_fixtures import corpus_of, log_of, plain_of, tuned, write_lines
 from tests.models import TEXTS, Tiny, check_near, slow
 from tests.processes import command, succeed
@@ -60,14 +54,13 @@ def test_weights_that_half_precision_holds_are_stored_in_it(tmp_path: Path) -> N
         for parameter in made.encoder.embeddings.parameters():
             parameter.copy_(parameter.half())
     write_model(made, tokenizer, folder, classes=("a", "b"), max_length=32)
-    stored = load_file(folder / WEIGHTS)
+    stored = load_file(folder / "model.safetensors")
     (words,) = (value for name, value in stored.items() if "word_embeddings" in name)
     (query,) = (value for name, value in stored.items() if "layer.0.attention.self.query.w" in name)
     assert (words.dtype, query.dtype) == (torch.float16, torch.float32)
     again = read_model(folder).state_dict()
     assert all(torch.equal(again[name], value) for name, value in made.state_dict().items())
-    theirs = AutoModel.from_pretrained(folder)
-    assert {p.dtype for p in theirs.parameters()} == {torch.float32}
+    assert {p.dtype for p in AutoModel.from_pretrained(folder).parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize("stated", [{}, {"do_lower_case": True}])
@@ -144,7 +137,6 @@ def test_of_other_heads_transformers_reads_the_encoder(
     _, report = AutoModel.from_pretrained(folder, output_loading_info=True)
     assert {key for key in report["missing_keys"] if not key.startswith("pooler.")} == set()
     assert all(key.startswith("embedkit.") for key in report["unexpected_keys"])
-    views = embedkit.Encoder(folder, device="cpu").encode(list(TEXTS), max_length=32)
     both: list[list[Any]] = [[], []]
     exact = copy.deepcopy(model.encoder).double()
     for text in TEXTS:
@@ -153,7 +145,7 @@ def test_of_other_heads_transformers_reads_the_encoder(
         for encoder, means in zip((model.encoder, exact), both, strict=True):
             with torch.inference_mode():
                 means.append(encoder(**given).last_hidden_state[0].mean(0).numpy())
-    check_near(views, *both)
+    check_near(embedkit.Encoder(folder, device="cpu").encode(list(TEXTS), max_length=32), *both)
     again = probabilities(read_model(folder), tokenizer)
     assert np.allclose(again, probabilities(model, tokenizer), atol=1e-5)
     with pytest.raises(ModelError, match="not a classifier"):
@@ -185,9 +177,8 @@ def test_export_of_another_head_is_the_encoder_and_says_so(shared: Path, tmp_pat
     _, report = AutoModel.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert set(report["unexpected_keys"]) == set()
     pooler = ("export", shared / "pooler", "--fold", "0", "--out")
-    done = command(*pooler, "out", cwd=tmp_path)
-    assert done.returncode == OutputExistsError.exit_code
-    done = command(*pooler, "other", "--json", cwd=tmp_path)
+    assert command(*pooler, "out", cwd=tmp_path).returncode == OutputExistsError.exit_code
+    done = succeed(*pooler, "other", "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["has_head"] is True
     assert "BertForSequenceClassification" in (tmp_path / "other/config.json").read_text()
     (tmp_path / "out/train.py").write_text("mine")
@@ -221,14 +212,13 @@ def test_a_classifier_predicts_as_the_pipeline_of_transformers(
     folder = classifier(tiny(family), tmp_path / "m", num_labels=3, id2label=names)
     run = pipeline("text-classification", model=str(folder), top_k=None, device="cpu")
     texts = [text for text in TEXTS if text.strip()]
-    expected = [
-        {one["label"]: one["score"] for one in run([text], truncation=True)[0]} for text in texts
-    ]
     predictor = Predictor(folder, device="cpu")
     assert predictor.names == list(names.values())
-    for one, wanted in zip(predictor.predict(texts), expected, strict=True):
+    for text, one in zip(texts, predictor.predict(texts), strict=True):
+        best, *others = run([text], truncation=True)[0]
+        wanted = {answer["label"]: answer["score"] for answer in (best, *others)}
         assert one.proba == pytest.approx(wanted, abs=1e-5)
-        assert one.label == max(wanted, key=lambda name: wanted[name])
+        assert one.label == best["label"]
     pairs = predictor.predict_proba(texts[:2], texts[2:4])
     assert not np.allclose(pairs, predictor.predict_proba(texts[:2]))
     assert np.allclose(predictor.predict_proba(texts[0], texts[2]), pairs[0], atol=1e-5)
@@ -244,10 +234,9 @@ def test_predict_of_the_command_line_takes_a_checkpoint(tiny: Tiny, tmp_path: Pa
     assert header.split("\t") == ["row", "id", "label", "proba_bad", "proba_good"]
     assert float(first.split("\t")[4]) == pytest.approx(one["proba_good"], abs=1e-5)
     embedkit.extract(new, out=tmp_path / "data", model=str(tiny("bert")))
-    done = command("predict", "m", "data", cwd=tmp_path)
-    assert done.stdout.splitlines()[1] == first
-    done = command("predict", "m", "--text", "good", "--label-names", "good=yes", cwd=tmp_path)
-    assert "yes" in done.stdout
+    assert succeed("predict", "m", "data", cwd=tmp_path).stdout.splitlines()[1] == first
+    named = ("predict", "m", "--text", "good", "--label-names", "good=yes")
+    assert "yes" in succeed(*named, cwd=tmp_path).stdout
     plain = classifier(tiny("bert"), tmp_path / "n", num_labels=2)  # LABEL_0 and LABEL_1
     readable = dict[Any, str]({0: "bad", "1": "good"})
     assert Predictor(plain, label_names=readable).names == ["bad", "good"]
@@ -263,18 +252,18 @@ def test_a_regression_gives_its_output(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_cannot_predict(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="BertModel"):
-        Predictor(tiny("bert"))
+    bert = tiny("bert")
     several: dict[str, Any] = {"num_labels": 3, "problem_type": "multi_label_classification"}
-    folder = classifier(tiny("bert"), tmp_path / "several", **several)
-    with pytest.raises(ModelError, match="multi_label"):
-        Predictor(folder)
-    folder = classifier(tiny("bert"), tmp_path / "headless", num_labels=2)
-    AutoModel.from_pretrained(tiny("bert")).save_pretrained(tmp_path / "bare")
-    (tmp_path / "bare/model.safetensors").rename(folder / "model.safetensors")
-    with pytest.raises(ModelError, match=r"classifier.bias"):
-        Predictor(folder)
+    headless = classifier(bert, tmp_path / "headless", num_labels=2)
+    shutil.copy(bert / "model.safetensors", headless)
+    for folder, message in (
+        (bert, "BertModel"),
+        (classifier(bert, tmp_path / "several", **several), "multi_label"),
+        (headless, r"classifier.bias"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            Predictor(folder)
     with pytest.raises(UsageError, match="model="):
-        Predictor(tiny("bert"), model="elsewhere")
+        Predictor(bert, model="elsewhere")
     with pytest.raises(UsageError, match="missing"):
         Predictor(tmp_path / "missing")

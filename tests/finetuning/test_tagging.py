@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,22 @@ from seqeval.metrics import f1_score  # type: ignore[import-untyped]
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import embedkit
-from embedkit.corpus.plan import CorpusOptions
+from embedkit import CorpusOptions, Predictor
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.finetuning.model import padded, predict_logits, read_model
 from embedkit.finetuning.options import WORDS, TrainingOptions
-from embedkit.predict import Predictor
 from embedkit.runs.metrics import Entities
 from embedkit.runs.predictions import Predictions, read_predictions
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import read_split
+from embedkit.units.target import Target
 from embedkit.units.units import Units
-from tests.finetune_fixtures import TINY, built, finetuned, write_lines
+from tests.finetune_fixtures import TINY, built, finetuned
 from tests.models import check_near
+from tests.run_fixtures import predictions_of, write_frame
 from tests.runs.test_word_runs import extract
 from tests.store_fixtures import extract_tiny, tiny_model
 from tests.word_fixtures import TAGS, sentences, write_treebank
@@ -62,14 +64,12 @@ def test_every_word_is_held_out_once_with_its_sentence(made: Path) -> None:
     """The words and folds are those of the vectors, so that compare takes both runs."""
     found, split = predicted(made / "tuned"), read_split(made / "split.parquet")
     stored = embedkit.load(made / "vectors", level="word")
-    order = np.lexsort((stored.word, stored.row))
-    both = np.lexsort((found.word, found.row))
-    assert np.array_equal(found.row[both], stored.row[order])
-    assert np.array_equal(found.word[both], stored.word[order])
-    assert [found.classes[i] for i in found.y[both]] == stored.column("label")
+    order = np.lexsort((found.word, found.row))
+    assert np.array_equal(found.row[order], stored.row)
+    assert np.array_equal(found.word[order], stored.word)
+    assert [found.classes[i] for i in found.y[order]] == stored.column("label")
     assert np.array_equal(found.fold, split.folds[np.searchsorted(split.row, found.row)])
-    table = embedkit.compare([made / "frozen", made / "tuned"])
-    assert table.level == "word"
+    assert embedkit.compare([made / "frozen", made / "tuned"]).level == "word"
     score = finetuned(made / "tuned").scores["cross_validation"]["accuracy"]
     assert score.value > 0.8 > score.majority  # the tag follows from the word
     assert TrainingOptions(level="word").head_rate == 1e-3
@@ -79,8 +79,8 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Pat
     given: dict[str, Any] = {"split": made / "split.parquet", "epochs": 1}
     tuned(made / "bank.conllu", tmp_path / "a", **given)
     tuned(made / "vectors", tmp_path / "b", **given)
-    files = [(tmp_path / name / "predictions.parquet").read_bytes() for name in ("a", "b")]
-    assert files[0] == files[1]
+    first, second = ((tmp_path / name / "predictions.parquet").read_bytes() for name in "ab")
+    assert first == second
     tuned(made / "bank.conllu", tmp_path / "c", folds=2, epochs=1, test=made / "bank.conllu")
     found = predicted(tmp_path / "c").take(predicted(tmp_path / "c").test)
     texts = embedkit.load(made / "vectors").text
@@ -116,8 +116,7 @@ def test_transformers_gives_the_same_probabilities(made: Path, tmp_path: Path) -
     ours = read_model(made / "tuned/model/fold-0")
     loaded = load_tokenizer(find_checkpoint(str(tiny_model())))
     texts = loaded.encode([" ".join(words)], settings=TokenizerSettings(24), offsets=True)
-    proba = ours.outputs(predict_logits(ours, texts)).numpy()
-    check_near(proba, *both)
+    check_near(ours.outputs(predict_logits(ours, texts)).numpy(), *both)
     assert plain.config.id2label == dict(enumerate(finetuned(made / "tuned").classes))
 
 
@@ -156,18 +155,8 @@ def test_whole_entities_are_counted_as_seqeval_counts_them() -> None:
     row = np.repeat(np.arange(60), sizes)
     y, guess = (np.array([draw.randrange(5) for _ in row]) for _ in range(2))
     guess = np.where(np.random.default_rng(0).random(len(row)) < 0.7, y, guess)
-    word = np.concatenate([np.arange(size) for size in sizes])
-    found = Predictions(
-        row=row,
-        ids=tuple(map(str, row)),
-        group=row,
-        fold=np.zeros_like(row),
-        y=y,
-        proba=np.eye(5)[guess],
-        y_pred=guess,
-        classes=classes,
-        word=word,
-    )
+    found = predictions_of(Target(y, classes), np.eye(5)[guess], np.zeros_like(row))
+    found = replace(found, row=row, word=np.concatenate([np.arange(size) for size in sizes]))
     metric = metrics_of(found)["entity_f1"]
     ends = np.cumsum(sizes)[:-1]
     true, told = (
@@ -223,28 +212,18 @@ def test_lists_of_spans_are_means_of_their_tokens(tmp_path: Path, on_long: str) 
     long = "good bus home " * 20
     texts = ["the movie was badly good", "i was home", long, "nothing here"]
     spans = [[[0, 9], [14, 24]], [[6, 10]], [[0, 8], [9, 30], [60, 101]], []]
-    labels = ["A B", "C", "D E F", ""]
-    frame = pd.DataFrame({"text": texts, "spans": spans, "kind": labels})
-    given: dict[str, Any] = {
-        "spans": "spans",
-        "word_label": "kind",
-        "layers": "0,2",
-        "tokens": True,
-        "max_length": 16,
-        "on_long": on_long,
-    }
-    data = extract_tiny(frame, tmp_path / "v", **given)
-    lines = (f"{t}\t{s}\t{k}" for t, s, k in zip(texts, spans, labels, strict=True))
-    written = write_lines(tmp_path / "c.tsv", "text\tspans\tkind", *lines)
-    as_text = extract_tiny(written, tmp_path / "t", **given)
-    words = embedkit.load(data.out, level="word", view="2")
+    frame = pd.DataFrame({"text": texts, "spans": spans, "kind": ["A B", "C", "D E F", ""]})
+    given: dict[str, Any] = {"spans": "spans", "word_label": "kind", "tokens": True}
+    given |= {"layers": "0,2", "max_length": 16, "on_long": on_long}
+    data = extract_tiny(frame, tmp_path / "v", **given).out
+    as_text = extract_tiny(write_frame(frame, tmp_path / "c.tsv"), tmp_path / "t", **given).out
+    words, same = (embedkit.load(out, level="word", view="2") for out in (data, as_text))
     assert words.text[:3] == ["the movie", "badly good", "home"]
     assert words.column("label")[:3] == ["A", "B", "C"]
-    same = embedkit.load(as_text.out, level="word", view="2")
     assert np.array_equal(words.X, same.X)
     assert words.text == same.text
     for layer in ("0", "2"):
-        check_means_of_tokens(data.out, layer)
+        check_means_of_tokens(data, layer)
 
 
 @pytest.mark.parametrize(
@@ -275,13 +254,8 @@ def test_sentences_of_a_text_are_its_words(tmp_path: Path) -> None:
     frame = pd.DataFrame({"text": texts})
     data = extract_tiny(frame, tmp_path / "v", spans="sentences", tokens=True)
     words = embedkit.load(data.out, level="word")
-    assert words.text == [
-        "the movie was good.",
-        "I was home! it rained",
-        "a bus.",
-        "A movie",
-        "good",
-    ]
+    parts = "the movie was good.|I was home! it rained|a bus.|A movie|good"
+    assert "|".join(words.text) == parts
     assert words.row.tolist() == [0, 0, 1, 1, 2]
     check_means_of_tokens(data.out, "2")
     again = extract_tiny(frame, tmp_path / "w", spans="sentences", reuse=[data.out])

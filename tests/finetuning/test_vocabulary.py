@@ -33,21 +33,18 @@ TRAIN, VALID = np.arange(8), np.array([8, 9])  # the others are held out
 
 def fold_of(checkpoint: Any, work: Path, vocabulary: IO[bytes], **settings: Any) -> Fold:
     """A fold of short texts, every second of one class."""
-    tokenizer = load_tokenizer(checkpoint)
-    options = TrainingOptions(
-        epochs=5, batch_size=3, learning_rate=1e-2, precision="fp32", **settings
-    )
+    steps: dict[str, Any] = {"epochs": 5, "batch_size": 3, "learning_rate": 1e-2}
     return Fold(
         name="a fold",
         model="fold-0",
-        texts=tokenizer.encode(SOME, settings=TokenizerSettings(24)),
+        texts=load_tokenizer(checkpoint).encode(SOME, settings=TokenizerSettings(24)),
         record=np.arange(len(SOME)),
         target=Target(np.arange(len(SOME)) % 2, ("0", "1")),
         train=TRAIN,
         valid=VALID,
         threshold=VALID[:0],
         held_out=np.arange(10, len(SOME)),
-        options=options,
+        options=TrainingOptions(**steps, precision="fp32", **settings),
         seed=0,
         device=torch.device("cpu"),
         work=work,
@@ -64,8 +61,7 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
     others = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]  # of other tests
     known = {id(one) for one in others}
     plain = plain_of(checkpoint)
-    layer = heads.embedding_layer(plain.module)
-    assert layer is not None
+    layer: Any = heads.embedding_layer(plain.module)
     size, held = layer.weight.untyped_storage().nbytes(), []
     doubled = (2 * layer.weight).detach().numpy().tobytes()
     model = build_model(plain, seed=3, head="mean")
@@ -75,8 +71,7 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
     def look(_: Any) -> None:
         tensors = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
         new = [one for one in tensors if not one.is_meta and id(one) not in known]
-        large = [one.untyped_storage().nbytes() >= size for one in new]
-        held.append(any(large))
+        held.append(any(one.untyped_storage().nbytes() >= size for one in new))
 
     with tempfile.TemporaryFile() as file:
         file.write(doubled)
@@ -84,8 +79,7 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
         model, _ = train_fold(fold, model, progress=look)
     assert len(held) == 15
     assert not any(held)
-    whole = heads.embedding_layer(model.encoder)
-    assert whole is not None
+    whole: Any = heads.embedding_layer(model.encoder)
     assert whole.weight.untyped_storage().nbytes() == size
     absent = np.setdiff1d(np.arange(len(whole.weight)), [*fold.texts.ids, fold.texts.pad_id])
     before = plain_of(checkpoint).module.get_input_embeddings().weight[absent]
@@ -168,17 +162,15 @@ def test_logits_are_those_without_states(tiny: Tiny, family: str, layers: str) -
     """Also of texts in windows; what is below is computed again once the states are closed."""
     model, parts, texts = frozen(tiny(family), layers, max_length=12, on_long="window", stride=4)
     before = predict_logits(model, texts, precision="fp32")
-    states = frozen_states(model, parts, texts, precision="fp32")
-    assert states is not None
+    states: Any = frozen_states(model, parts, texts, precision="fp32")
     calls: list[str] = []
     for module in parts[0] or [model.encoder]:
         module.register_forward_hook(lambda *_: calls.append("computed"))
     for module in (m for layer in parts[0] for m in layer.modules()):
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(lambda *_: calls.append("product"))
-    check_near(
-        predict_logits(model, texts, states=states.of_batch, precision="fp32"), before, before
-    )
+    found = predict_logits(model, texts, states=states.of_batch, precision="fp32")
+    check_near(found, before, before)
     assert "product" not in calls
     assert ("computed" in calls) == (layers != "all")
     states.close()

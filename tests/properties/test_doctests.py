@@ -15,6 +15,7 @@ import pytest
 import embedkit
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.encoder import Encoder
+from tests.finetune_fixtures import write_lines
 from tests.models import slow
 from tests.processes import ROOT
 from tests.store_fixtures import begin_quickly, load_quickly
@@ -30,27 +31,18 @@ MODULES = sorted(
 @pytest.fixture(scope="module")
 def files(common: Path) -> Path:
     """What examples name: corpus.tsv, vectors (its dataset), split.parquet, and two runs."""
-    rows = [
-        f"{i}\tthe {'river' if i % 2 else 'money'} bank of town {i}\t{i % 2}" for i in range(12)
-    ]
-    (common / "corpus.tsv").write_text("\n".join(["id\ttext\tlabel", *rows, ""]), "utf-8")
+    texts = [f"the {('money', 'river')[i % 2]} bank of town {i}" for i in range(12)]
+    lines = (f"{i}\t{text}\t{i % 2}" for i, text in enumerate(texts))
+    write_lines(common / "corpus.tsv", "id\ttext\tlabel", *lines)
     load_quickly(DEFAULT_MODEL)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(common)
         patch.setattr(Encoder, "__init__", begin_quickly)
-        embedkit.extract(
-            "corpus.tsv",
-            out="vectors",
-            layers="all",
-            pooling=["cls", "mean"],
-            words="mean",
-            tokens=True,
-        )
+        vectors: dict[str, Any] = {"layers": "all", "pooling": ["cls", "mean"], "tokens": True}
+        embedkit.extract("corpus.tsv", out="vectors", words="mean", **vectors)
         embedkit.split("vectors", out="split.parquet", folds=2)
         embedkit.train("vectors", split="split.parquet", out="runs/logreg")
-        tagged = [
-            {"text": row.split("\t")[1], "tags": "DET NOUN NOUN ADP NOUN NUM"} for row in rows
-        ]
+        tagged = [{"text": text, "tags": "DET NOUN NOUN ADP NOUN NUM"} for text in texts]
         embedkit.extract(tagged, out="tagged", words="mean", word_label="tags")
         embedkit.train("tagged", level="word", folds=2, tune=False, out="runs/tagger")
     return common
@@ -84,9 +76,7 @@ def test_examples(
 def test_every_example_is_found() -> None:
     """The finder sees what the files hold: none is in a docstring that nobody can ask for."""
     for module in MODULES:
-        path = inspect.getsourcefile(importlib.import_module(module))
-        assert path is not None
-        count = Path(path).read_text("utf-8").count(">>> ")
+        count = inspect.getsource(importlib.import_module(module)).count(">>> ")
         assert sum(len(test.examples) for test in examples_of(module)) == count, module
 
 

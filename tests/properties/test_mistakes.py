@@ -167,12 +167,11 @@ def test_labels_are_numbers_where_all_are(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def partly(folder: Path) -> Path:
     """Every fourth record has no label, and is marked ``test``."""
-    rows = [
-        {"id": i, "text": f"{TEXTS[i % 8]} {i}", "label": None if i % 4 == 3 else i % 2}
-        | {"part": "test" if i % 4 == 3 else "train"}
-        for i in range(40)
-    ]
-    pd.DataFrame(rows).astype({"label": "Int64"}).to_csv(folder / "partly.csv", index=False)
+    number = pd.Series(range(40))
+    frame = pd.DataFrame({"id": number, "text": [f"{TEXTS[i % 8]} {i}" for i in number]})
+    frame["label"] = (number % 2).astype("Int64").mask(number % 4 == 3)
+    frame["part"] = np.where(number % 4 == 3, "test", "train")
+    frame.to_csv(folder / "partly.csv", index=False)
     extract_tiny(folder / "partly.csv", folder / "partly", keep=["part"])
     return folder / "partly"
 
@@ -197,9 +196,7 @@ def test_records_without_a_label_are_left_out(
         assert sorted(found["row"][~tested]) == known
         assert found["row"][tested].tolist() == (unknown if name in "bd" else [])
         assert found["y_true"][tested].isna().all()
-    again = embedkit.extract(
-        partly.with_suffix(".csv"), out=tmp_path / "again", model=str(tmp_path / "c")
-    )
+    again = extract_tiny(partly.with_suffix(".csv"), tmp_path / "again", model=str(tmp_path / "c"))
     assert len(embedkit.load(again.out)) == 40
 
 
@@ -226,8 +223,7 @@ def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
     import faiss
 
     data, out = embedkit.load(partly), tmp_path / f"partly.{to}"
-    done = command("export", partly, "--to", to, cwd=tmp_path)
-    assert "40 rows × 16" in done.stdout
+    assert "40 rows × 16" in succeed("export", partly, "--to", to, cwd=tmp_path).stdout
     if to == "npy":
         found = np.load(out)
     elif to == "csv":

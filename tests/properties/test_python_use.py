@@ -45,8 +45,7 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
     probe = embedkit.probe(data, split=split)
     names = [str(run.out) for run in (*runs, probe)]
     assert names == [f"runs/dataframe-{n}" for n in ("logreg", "tfidf", "finetuned", "probe")]
-    table = embedkit.compare([*runs, probe])
-    assert len(table.rows) >= 3
+    assert len(embedkit.compare([*runs, probe]).rows) >= 3
     assert [p.label for p in embedkit.Predictor(runs[0], device="cpu").predict(["bad"])]
     with pytest.raises(OutputExistsError, match="logreg"):
         embedkit.train(data)

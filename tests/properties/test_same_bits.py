@@ -41,15 +41,8 @@ def odd_bert(folder: Path, layers: int) -> str:
 
     vocabulary = wordpiece_vocabulary()
     BertTokenizer(vocab=vocabulary, do_lower_case=False).save_pretrained(folder)
-    save_model(
-        folder,
-        "bert",
-        vocab_size=len(vocabulary),
-        hidden_size=120,
-        num_hidden_layers=layers,
-        num_attention_heads=6,
-        intermediate_size=200,
-    )
+    sizes: dict[str, Any] = {"hidden_size": 120, "num_attention_heads": 6, "intermediate_size": 200}
+    save_model(folder, "bert", vocab_size=len(vocabulary), num_hidden_layers=layers, **sizes)
     return str(folder)
 
 

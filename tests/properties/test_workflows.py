@@ -238,9 +238,8 @@ def test_every_command_and_exit_code_is_documented() -> None:
     def codes(kind: Any) -> set[int]:
         return {kind.exit_code}.union(*(codes(k) for k in kind.__subclasses__()))
 
-    documented = {
-        int(c) for row in re.findall(r"^\| ([\d, ]+) \|", reliability, re.M) for c in row.split(",")
-    }
+    rows = re.findall(r"^\| ([\d, ]+) \|", reliability, re.M)
+    documented = {int(code) for row in rows for code in row.split(",")}
     assert codes(EmbedkitError) - {EmbedkitError.exit_code} | {EXIT_REJECTS} <= documented
 
 
@@ -307,7 +306,6 @@ def test_page_is_up_to_date(name: str) -> None:
 
 
 def test_named_tests_exist() -> None:
-    page = (DOCS / "reliability.md").read_text("utf-8")
-    files = re.findall(r"`(tests/[\w/]+\.py)`", page)
+    files = re.findall(r"`(tests/[\w/]+\.py)`", (DOCS / "reliability.md").read_text("utf-8"))
     assert files
     assert [file for file in files if not (ROOT / file).is_file()] == []

@@ -21,10 +21,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import embedkit
 from embedkit.classifiers.estimators import CommonScaler
-from embedkit.classifiers.probe import probe
 from embedkit.comparison.blend import write_blend
 from embedkit.comparison.cases import as_single
-from embedkit.corpus.plan import CorpusOptions
 from embedkit.errors import CorpusError, UsageError
 from embedkit.finetuning.model import read_model
 from embedkit.predict import Predictor, predict_file
@@ -38,7 +36,7 @@ from embedkit.units.target import Target, parts_of
 from embedkit.units.units import Units
 from tests.models import check_near
 from tests.page_checks import page_of
-from tests.run_fixtures import run_of, train
+from tests.run_fixtures import run_of, train, write_frame
 from tests.store_fixtures import extract_tiny, tiny_model
 
 WORDS = {"bus": "bus", "film": "movie", "praise": "good"}
@@ -52,15 +50,9 @@ def sets_of(n: int = N) -> list[list[str]]:
 
 
 def corpus_of(path: Path, labels: list[str | None]) -> Path:
-    rows = [
-        {
-            "text": f"the {' and the '.join(WORDS[name] for name in names)} number {i}",
-            "label": label,
-        }
-        for i, (names, label) in enumerate(zip(sets_of(len(labels)), labels, strict=True))
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    return path
+    wordings = (" and the ".join(map(WORDS.__getitem__, names)) for names in sets_of(len(labels)))
+    texts = [f"the {words} number {i}" for i, words in enumerate(wordings)]
+    return write_frame(pd.DataFrame({"text": texts, "label": labels}), path)
 
 
 @pytest.fixture(scope="module")
@@ -71,16 +63,11 @@ def folder(common: Path) -> Path:
     return common
 
 
-def problem(n: int = 120, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    random = np.random.default_rng(seed)
-    y = (random.random((n, 4)) < [0.6, 0.3, 0.1, 0.5]).astype(np.int64)
-    proba = np.round(random.random((n, 4)) * 0.6 + 0.3 * y, 2)  # with ties
-    return y, proba
-
-
 def test_values_are_those_of_scikit_learn() -> None:
-    y, proba = problem()
+    random = np.random.default_rng(0)
+    y = (random.random((120, 4)) < [0.6, 0.3, 0.1, 0.5]).astype(np.int64)
     y[:2] = [[0] * 4, [1] * 4]
+    proba: Any = np.round(random.random((120, 4)) * 0.6 + 0.3 * y, 2)  # with ties
     said = (proba >= 0.5).astype(int)
     expected = {
         "micro_f1": metrics.f1_score(y, said, average="micro"),
@@ -100,9 +87,8 @@ def test_a_run_is_one_classifier_against_the_rest_for_each_class(folder: Path) -
     p = read_predictions(folder / "run", content.classes)
     y = np.array([[int(name in names) for name in content.classes] for names in sets_of()])
     assert np.array_equal(p.y, y)
-    model = make_pipeline(
-        Normalizer(), CommonScaler(), OneVsRestClassifier(LogisticRegression(max_iter=1_000))
-    )
+    of_each = OneVsRestClassifier(LogisticRegression(max_iter=1_000))
+    model = make_pipeline(Normalizer(), CommonScaler(), of_each)
     for train_index, test in p.folds():
         expected = model.fit(data.X[train_index], y[train_index]).predict_proba(data.X[test])
         assert p.proba[test] == pytest.approx(expected, abs=5e-3)
@@ -159,14 +145,13 @@ def test_a_column_for_each_class_is_a_list_of_classes(
     folder: Path, tmp_path: Path, notes: list[str]
 ) -> None:
     """As competitions have them: a column of 0 and 1 for each class, -1 where it is unknown."""
-    lines = (folder / "c.jsonl").read_text("utf-8").splitlines()
-    texts = [json.loads(line)["text"] for line in lines]
+    texts = pd.read_json(folder / "c.jsonl", lines=True)["text"].tolist()
     frame = pd.DataFrame({"text": texts, "name, of all": 7, "id": [f"r{i}" for i in range(N)]})
     frame[[*WORDS]] = [[int(name in names) for name in WORDS] for names in sets_of()]
     labels = [*sets_of()]
     about = {"label": ",".join(WORDS), **TASK}
-    frame.to_csv(tmp_path / "c.csv", index=False)
-    frame.to_json(tmp_path / "c.jsonl", orient="records", lines=True)
+    write_frame(frame, tmp_path / "c.csv")
+    write_frame(frame, tmp_path / "c.jsonl")
     frame.astype(dict.fromkeys(WORDS, "bool")).to_parquet(tmp_path / "c.parquet")
     extract_tiny(tmp_path / "c.csv", tmp_path / "kept", layers="0,2", keep=[*WORDS])
     extract_tiny(tmp_path / "c.csv", tmp_path / "data", layers="0,2", label=about["label"])
@@ -176,33 +161,29 @@ def test_a_column_for_each_class_is_a_list_of_classes(
         found = read_predictions(tmp_path / f"run of {name}", tuple(WORDS))
         assert np.array_equal(found.proba, expected)
     for name in ("c.csv", "c.jsonl", "c.parquet"):
-        units = Units.of_corpus(tmp_path / name, CorpusOptions(label=about["label"]))
+        units = Units.of_corpus(tmp_path / name, embedkit.CorpusOptions(label=about["label"]))
         assert [json.loads(str(label)) for label in units.label or ()] == labels
     # the test set of a run, and an answer with a column for each class
-    odd = frame.assign(bus=[-1, *frame["bus"][1:]])
-    odd.to_csv(tmp_path / "odd.csv", index=False)
-    units = units.further(tmp_path / "odd.csv")
+    odd = write_frame(frame.assign(bus=[-1, *frame["bus"][1:]]), tmp_path / "odd.csv")
+    units = units.further(odd)
     assert (units.label or [""])[0] is None
     assert [json.loads(str(label)) for label in (units.label or ())[1:]] == labels[1:]
-    form = f"id,{about['label']}"
-    predict_file(
-        tmp_path / "run of data", tmp_path / "c.csv", out=tmp_path / "s.csv", submission=form
-    )
+    run, form = tmp_path / "run of data", f"id,{about['label']}"
+    predict_file(run, tmp_path / "c.csv", out=tmp_path / "s.csv", submission=form)
     answers = pd.read_csv(tmp_path / "s.csv", index_col="id")
-    predicted = Predictor(tmp_path / "run of data").predict(texts)
+    predicted = Predictor(run).predict(texts)
     assert np.allclose(answers, [[p.proba[name] for name in WORDS] for p in predicted], rtol=1e-8)
     # the label of a dataset may be one of the columns, and a class may have no record
     extract_tiny(tmp_path / "c.csv", tmp_path / "one", layers="2", label="bus", keep=["film"])
     several = Units.of_dataset(embedkit.load(tmp_path / "one"), label="film, bus")
     lists = [[name for name in ("film", "bus") if name in names] for names in sets_of()]
     assert [json.loads(str(label)) for label in several.label or ()] == lists
-    never = frame.assign(film=0)
-    rare = Units.of_corpus(never, CorpusOptions(label=about["label"]))
+    rare = Units.of_corpus(frame.assign(film=0), embedkit.CorpusOptions(label=about["label"]))
     assert rare.target("multilabel").classes == ("bus", "praise")
     assert "no record has the class film" in notes[-1]
     assert not split(tmp_path / "c.csv", label=about["label"], folds=2).settings.stratified
     with pytest.raises(CorpusError, match=r"label='bus,plane'.*no such column as 'plane'"):
-        Units.of_corpus(tmp_path / "c.csv", CorpusOptions(label="bus,plane"))
+        Units.of_corpus(tmp_path / "c.csv", embedkit.CorpusOptions(label="bus,plane"))
     with pytest.raises(UsageError, match=r"columns of classes as a text, film,bus\."):
         train(tmp_path / "kept", out=tmp_path / "no", label=["film", "bus"])
     with pytest.raises(UsageError, match=r"one of them is the label"):
@@ -219,9 +200,8 @@ def test_new_texts_have_sets_of_classes(
     p = p.take(p.test)
     predictor = Predictor(tmp_path / "run", device="cpu")
     found = predictor.predict(embedkit.load(folder / "data").text)
-    assert [one.label for one in found] == [
-        "|".join(np.array(tuple(WORDS))[row == 1]) for row in p.y_pred
-    ]
+    names = np.array(p.classes)
+    assert [one.label for one in found] == ["|".join(names[row == 1]) for row in p.y_pred]
     assert np.array([[*one.proba.values()] for one in found]) == pytest.approx(p.proba, abs=1e-5)
     predict_file(tmp_path / "run", test, out=tmp_path / "p.tsv", device="cpu")
     table = pd.read_csv(tmp_path / "p.tsv", sep="\t", keep_default_na=False)
@@ -229,7 +209,7 @@ def test_new_texts_have_sets_of_classes(
 
 
 def test_a_probe_of_sets(folder: Path, tmp_path: Path) -> None:
-    content = probe(folder / "data", out=tmp_path / "probe", **TASK).content
+    content = embedkit.probe(folder / "data", out=tmp_path / "probe", **TASK).content
     assert content.metric == "micro_f1"
     assert len(content.view_scores) == 2
     assert content.nested.value > content.nested.majority
@@ -250,9 +230,8 @@ def submit(compared: Any, folder: Path) -> None:
         predict_file(run.path, new, out=files[-1], device="cpu")
     mean = compared.blends["mean"]
     write_blend(mean, folder / "blend.csv", answers=files)
-    first, second, both = (
-        pd.read_csv(f, keep_default_na=False) for f in [*files, folder / "blend.csv"]
-    )
+    answers = (*files, folder / "blend.csv")
+    first, second, both = (pd.read_csv(file, keep_default_na=False) for file in answers)
     columns = [f"proba_{name}" for name in mean.predictions.classes]
     assert both[columns].to_numpy() == pytest.approx((first[columns] + second[columns]) / 2)
     names = np.array(mean.predictions.classes)
@@ -264,8 +243,7 @@ def submit(compared: Any, folder: Path) -> None:
 
 
 def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
-    given = {"out": tmp_path / "tfidf", "features": "tfidf", **TASK}
-    train(folder / "data", **given)
+    train(folder / "data", out=tmp_path / "tfidf", features="tfidf", **TASK)
     found = embedkit.compare([folder / "run", tmp_path / "tfidf"])
     assert found.metric == "micro_f1"
     assert [row.kind for row in found.rows][-1] == "majority"
@@ -282,8 +260,8 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     submit(found, tmp_path)
     p = found.predictions["run"]
     names = [" | ".join(np.array(p.classes)[row == 1]) or None for row in p.y]
-    table = pd.DataFrame({"id": p.ids, "y_pred": names, "proba_bus": 0.4})
-    table.assign(proba_film=0.1, proba_praise=0.1).to_csv(tmp_path / "other.csv", index=False)
+    table = {"id": p.ids, "y_pred": names, "proba_bus": 0.4, "proba_film": 0.1, "proba_praise": 0.1}
+    pd.DataFrame(table).to_csv(tmp_path / "other.csv", index=False)
     beside = embedkit.compare([folder / "run", tmp_path / "other.csv"])
     assert beside.row("other.csv").scores["subset_accuracy"].value == 1
     with pytest.raises(UsageError, match="metric='f1'"):
@@ -292,10 +270,9 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     assert "confusion matrix is not available" in html
     for name in ("confusion", "calibration", "sure"):
         assert f'id="{name}"' not in html
-    shown = found.predictions["run"]
-    single = as_single({"run": shown})["run"]
-    assert len(single.classes) == len(np.unique(np.concatenate([shown.y, shown.y_pred]), axis=0))
-    assert np.array_equal(single.y == single.y_pred, (shown.y == shown.y_pred).all(axis=1))
+    single = as_single({"run": p})["run"]
+    assert len(single.classes) == len(np.unique(np.concatenate([p.y, p.y_pred]), axis=0))
+    assert np.array_equal(single.y == single.y_pred, (p.y == p.y_pred).all(axis=1))
     assert np.array_equal(single.proba.argmax(axis=1), single.y_pred)
 
 
@@ -315,11 +292,10 @@ def test_what_sets_do_not_allow(folder: Path, options: dict[str, Any], message: 
 
 def test_fine_tuned_sets_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:
     """Probabilities and loss are those of the exported model, of its kind in transformers."""
-    given: dict[str, Any] = {"head": "pooler", "epochs": 1, "validation": 0.2}
-    given["model"] = str(tiny_model())
-    run = embedkit.finetune(folder / "c.jsonl", out=tmp_path / "tuned", **given, **TASK)
-    content, p = run.content, read_predictions(tmp_path / "tuned", tuple(WORDS))
-    assert content.classes == tuple(WORDS)
+    given = TASK | {"model": str(tiny_model()), "head": "pooler", "epochs": 1, "validation": 0.2}
+    run = embedkit.finetune(folder / "c.jsonl", out=tmp_path / "tuned", **given)
+    p = read_predictions(tmp_path / "tuned", run.content.classes)
+    assert p.classes == tuple(WORDS)
     embedkit.export(tmp_path / "tuned", fold=0, out=tmp_path / "plain")
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain").eval()
     assert model.config.problem_type == "multi_label_classification"
@@ -339,4 +315,4 @@ def test_fine_tuned_sets_are_those_of_transformers(folder: Path, tmp_path: Path)
     assert found.label == "|".join(name for name, one in found.proba.items() if one >= 0.5)
     embedkit.compare([folder / "run", tmp_path / "tuned"])
     with pytest.raises(UsageError, match="threshold"):
-        embedkit.finetune(folder / "c.jsonl", out=tmp_path / "x", threshold="f1", **given, **TASK)
+        embedkit.finetune(folder / "c.jsonl", out=tmp_path / "x", threshold="f1", **given)

@@ -24,10 +24,8 @@ from skops.io import dumps
 
 import embedkit
 from embedkit.classifiers.estimators import TABLE, EstimatorSettings
-from embedkit.classifiers.probe import probe
 from embedkit.classifiers.train import Frozen
 from embedkit.cli.run_text import run_info_text
-from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import text_key
 from embedkit.errors import CorpusError, DamagedError, MismatchError, OutputExistsError, UsageError
 from embedkit.predict import Predictor, predict_file
@@ -35,13 +33,13 @@ from embedkit.prediction_files import PredictedRecord, write_prediction_file
 from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.runs.folder import read_run
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.split import Split, read_split, split, split_for, write_split
+from embedkit.runs.split import read_split, split, split_for, write_split
 from embedkit.storage import seal
 from embedkit.units.units import Units
 from tests import finetune_fixtures
-from tests.finetune_fixtures import check_test_set, predictions
+from tests.finetune_fixtures import check_test_set, predictions, write_lines
 from tests.models import slow
-from tests.processes import command, invoke
+from tests.processes import command, invoke, succeed
 from tests.run_fixtures import train, units_with
 from tests.store_fixtures import extract_tiny
 
@@ -127,8 +125,7 @@ def test_the_saved_model_knows_nothing_of_the_test_set(shared: Path, tmp_path: P
     X, both = embedkit.load(shared / "data").X, problems(shared, None)
     for name in ("logreg", "knn"):
         fits = [cross_validate(Frozen(EstimatorSettings(name)), problem)[1] for problem in both]
-        first, second = (each.final.pipeline.predict_proba(X) for each in fits)
-        assert np.array_equal(first, second)
+        np.testing.assert_array_equal(*(fit.final.pipeline.predict_proba(X) for fit in fits))
 
 
 # all estimators
@@ -205,7 +202,8 @@ def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare.tsv"
     pd.read_csv(corpus, sep="\t").drop(columns="label").to_csv(bare, sep="\t", index=False)
     extract_tiny(corpus, tmp_path / "test", layers="all")
-    runs, found = {}, {}
+    runs: dict[str, Any] = {}
+    found = {}
     for name, test in (("file", corpus), ("folder", tmp_path / "test"), ("bare", bare)):
         runs[name] = train(shared / "data", out=tmp_path / name, test=test).content
         table = predictions(tmp_path / name)
@@ -224,9 +222,7 @@ def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
     assert accuracy == pytest.approx((file["y_true"] == file["y_pred"]).mean())
     trained = {text_key(text) for text in embedkit.load(shared / "data").text}
     texts = embedkit.load(tmp_path / "test").text
-    test_set = runs["file"].test_set
-    assert test_set is not None
-    assert test_set.seen_texts == sum(text_key(t) in trained for t in texts) > 0
+    assert runs["file"].test_set.seen_texts == sum(text_key(t) in trained for t in texts) > 0
     tfidf = train(shared / "data", out=tmp_path / "t", test=corpus, features="tfidf").content
     again = train(shared / "data", out=tmp_path / "u", test=tmp_path / "test", features="tfidf")
     assert str(tfidf.scores["test"]) == str(again.content.scores["test"])  # with intervals of NaN
@@ -234,37 +230,34 @@ def test_a_test_part_from_elsewhere(shared: Path, tmp_path: Path) -> None:
 
 def test_units_of_a_test_set_are_its_texts(shared: Path, tmp_path: Path) -> None:
     """A test file whose records stand there three times tells no more than once."""
-    once = corpus_of(tmp_path / "once.tsv", seed=3)
-    head, *records = once.read_text("utf-8").splitlines()
+    head, *records = corpus_of(tmp_path / "once.tsv", seed=3).read_text("utf-8").splitlines()
     distinct = list({text_key(line.split("\t")[0]): line for line in records}.values())
-    scores = {}
-    for name, times in (("one", 1), ("three", 3)):
-        corpus = tmp_path / f"{name}.tsv"
-        corpus.write_text("\n".join([head, *distinct * times]) + "\n", "utf-8")
-        run = train(shared / "data", out=tmp_path / name, test=corpus, features="tfidf")
-        scores[name] = run.content.scores["test"]
-    for metric, score in scores["one"].items():
+    scores = []
+    for times in (1, 3):
+        corpus = write_lines(tmp_path / f"{times}.tsv", head, *distinct * times)
+        run = train(shared / "data", out=tmp_path / f"{times}", test=corpus, features="tfidf")
+        scores.append(run.content.scores["test"])
+    for metric, score in scores[0].items():
         expected = pytest.approx(astuple(score), abs=1e-5, nan_ok=True)
-        assert astuple(scores["three"][metric]) == expected, metric
+        assert astuple(scores[1][metric]) == expected, metric
 
 
 def test_test_parts_that_do_not_fit(shared: Path, tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path / "c.tsv", ["0", "new"] * (N // 2))
-    with pytest.raises(UsageError, match=r"row 1 .*'new'"):
-        train(shared / "data", out=tmp_path / "run", test=corpus)
-    with pytest.raises(UsageError, match="test="):
-        train(shared / "data", out=tmp_path / "run", test=corpus, split=shared / "split.parquet")
     half = corpus_of(tmp_path / "h.tsv", ["0", ""] * (N // 2))
-    with pytest.raises(UsageError, match="row 1"):
-        train(shared / "data", out=tmp_path / "run", test=half)
     cut = extract_tiny(corpus, tmp_path / "cut", layers="all", max_length=4)
-    with pytest.raises(MismatchError, match="max_length is 4"):
-        train(shared / "data", out=tmp_path / "run", test=cut)
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"test": corpus}, UsageError, r"row 1 .*'new'"),
+        ({"test": corpus, "split": shared / "split.parquet"}, UsageError, "test="),
+        ({"test": half}, UsageError, "row 1"),
+        ({"test": cut}, MismatchError, "max_length is 4"),
+        *(({"threshold": text}, UsageError, "threshold=") for text in ("1.5", "f", "best", "f0")),
+    ]
+    for options, error, message in cases:
+        with pytest.raises(error, match=message):
+            train(shared / "data", out=tmp_path / "run", **options)
     with pytest.raises(MismatchError, match="max_length is 4"):
         Predictor(shared / "run", device="cpu").predict_stored(cut)
-    for text in ("1.5", "f", "best", "f0"):
-        with pytest.raises(UsageError, match="threshold="):
-            train(shared / "data", out=tmp_path / "run", threshold=text)
 
 
 def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> None:
@@ -272,9 +265,8 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
     kinds = {"named": ["a", "b", "test"], "held": ["Train", "validation", "test"]}
     for name, values in (kinds | {"dealt": ["train", "train", "Test"]}).items():
         marks = ["part", *(values[i % 3] for i in range(N))]
-        corpus = tmp_path / f"{name}.tsv"
         rows = zip(lines, marks, strict=True)
-        corpus.write_text("".join(f"{line}\t{mark}\n" for line, mark in rows), "utf-8")
+        corpus = write_lines(tmp_path / f"{name}.tsv", *map("\t".join, rows))
         extract_tiny(corpus, tmp_path / name, keep=["part"])
         run = tmp_path / f"run-{name}"
         train(tmp_path / name, out=run, split="part", folds=4)
@@ -287,8 +279,7 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
             assert (inside.index % 3 == 1).all()
         if name == "named":
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
-    units = Units.of_dataset(embedkit.load(tmp_path / "dealt"))
-    dealt = split_for(units, "part", folds=1, seed=0)
+    dealt = split_for(Units.of_dataset(embedkit.load(tmp_path / "dealt")), "part", folds=1, seed=0)
     assert (dealt.folds == 0).sum() == N * 2 // 15  # a fifth of those for training
     notes.clear()
     train(tmp_path / "named", out=tmp_path / "told", split="part")
@@ -334,15 +325,12 @@ def test_a_model_file_with_other_types_is_never_loaded(
         with zipfile.ZipFile(packed, "w") as file:
             file.writestr("schema.json", schema.replace('"subprocess"', '"sklearn.utils._testing"'))
         content = packed.getvalue()
-    for content_of_file, message in (
-        (content, rf"pipeline\.skops holds \S*{name}, which is never loaded"),
-        (b"PK no", r"pipeline\.skops cannot be read"),
-        (b"", r"pipeline\.skops cannot be read"),
-    ):
-        (run / "model/pipeline.safetensors").unlink(missing_ok=True)
-        (run / "model/pipeline.skops").write_bytes(content_of_file)
+    (run / "model/pipeline.safetensors").unlink()
+    messages = {content: rf"holds \S*{name}, which is never loaded"}
+    for stored, message in (messages | dict.fromkeys((b"PK no", b""), "cannot be read")).items():
+        (run / "model/pipeline.skops").write_bytes(stored)
         seal(run)
-        with pytest.raises(DamagedError, match=message) as error:
+        with pytest.raises(DamagedError, match=rf"pipeline\.skops {message}") as error:
             Predictor(run, device="cpu")
         assert "\n" not in str(error.value)
 
@@ -386,7 +374,7 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     assert "--out c.tsv" in refused("c.tsv", "--out", "c.tsv", code=8)
     assert corpus.read_bytes() == before
     assert "--out" in refused("-", "--out", "a.tsv")
-    assert command("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path).returncode == 0
+    succeed("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path)
     assert len(pd.read_parquet(tmp_path / "new/a.parquet")) == N
     assert "1 text cut at " in command("predict", run, "--text", "a " * 99, cwd=tmp_path).stderr
     (tmp_path / "odd.tsv").write_text("one\ttwo\na\tb\n")
@@ -394,8 +382,7 @@ def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     lines = b"\xef\xbb\xbfgood\n\ngood \xff\nbad"
     done = command("predict", run, "-", cwd=tmp_path, stdin=lines)
     # an empty line has no answer, as of search, nor has one in another encoding
-    assert done.returncode == 3, done.stderr
-    assert len(done.stdout.splitlines()) == 2
+    assert (done.returncode, done.stdout.count("\n")) == (3, 2), done.stderr
     assert "half of a character" in done.stderr
 
 
@@ -439,47 +426,42 @@ def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
-    cases = {
+    stored = {
         "missing": ([""] * N, "no labelled records"),
         "values": ([f"{i % 50 / 10}" for i in range(N)], "task='regression'"),
         "lists": (['["b"]', "b"] * (N // 2), "is a list of classes. Pass task='multilabel'"),
         "objects": (['{"b": 1}', "b"] * (N // 2), "Name the field with the class"),
         "spans": (['[[0, 5, "B"]]', "b"] * (N // 2), "spans of texts are for spans="),
     }
-    for name, (labels, message) in cases.items():
+    for name, (labels, message) in stored.items():
         data = extract_tiny(corpus_of(tmp_path / f"{name}.tsv", labels), tmp_path / name)
         with pytest.raises(UsageError, match=message):
             train(data, out=tmp_path / "run")
-    given: dict[str, tuple[Any, str]] = {
-        "mapping": (dict.fromkeys(range(N), "a"), "dict; expected a column"),
-        "frame": (pd.DataFrame({"a": range(N)}), "DataFrame; expected"),
-        "number": (np.array(3), "ndarray; expected"),
-        "bytes": ([b"a", b"b"] * (N // 2), "bytes; expected texts"),
-    }
-    for values, message in given.values():
+    passed: list[tuple[str, Any, str]] = [
+        ("classification", dict.fromkeys(range(N), "a"), "dict; expected a column"),
+        ("classification", pd.DataFrame({"a": range(N)}), "DataFrame; expected"),
+        ("classification", np.array(3), "ndarray; expected"),
+        ("classification", [b"a", b"b"] * (N // 2), "bytes; expected texts"),
+        ("regression", [1e9 + i for i in range(N)], "are around 1e.09 and differ by .* only"),
+        ("regression", ["a", "2.5"] * (N // 2), "'a' of row 0"),
+    ]
+    for task, values, message in passed:
         with pytest.raises(UsageError, match=message):
-            train(data, out=tmp_path / "run", label=values)
+            train(shared / "data", out=tmp_path / "run", task=task, label=values)
+    assert not (tmp_path / "run").exists()
     tensor = torch.arange(N) % 2
     for number, values in enumerate([tensor, list(tensor)]):
-        made = train(data, out=tmp_path / f"tensor{number}", label=values)
+        made = train(shared / "data", out=tmp_path / f"tensor{number}", label=values)
         assert made.content.classes == ("0", "1")
-    words = extract_tiny(corpus_of(tmp_path / "w.tsv", ["a", "2.5"] * (N // 2)), tmp_path / "words")
-    given = {"far": ([1e9 + i for i in range(N)], "are around 1e.09 and differ by .* only")}
-    given["words"] = ["a", "2.5"] * (N // 2), "'a' of row 0"
-    for values, message in given.values():
-        with pytest.raises(UsageError, match=message):
-            train(words, out=tmp_path / "run", task="regression", label=values)
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_fold_without_records(shared: Path, tmp_path: Path) -> None:
     """Records of a part of the corpus that the split was made of."""
-    corpus_of(tmp_path / "c.tsv")
-    made = split(tmp_path / "c.tsv", folds=3)
+    made = split(corpus_of(tmp_path / "c.tsv"), folds=3)
     folds = np.where(np.arange(N) < 40, made.folds // 2 * 2, 1)
-    write_split(Split(made.row, made.group, folds, made.settings), tmp_path / "s.parquet")
+    write_split(replace(made, folds=folds), tmp_path / "s.parquet")
     extract_tiny(tmp_path / "c.tsv", tmp_path / "data", limit=40)
-    for make in (train, probe):
+    for make in (train, embedkit.probe):
         with pytest.raises(UsageError, match="fold 1"):
             make(tmp_path / "data", out=tmp_path / "run", split=tmp_path / "s.parquet")
 
@@ -497,14 +479,14 @@ def test_views_options_and_places(shared: Path, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match=message):
             train(data, out=tmp_path / "run", **options)
     with pytest.raises(UsageError, match="mean_2 is asked for twice"):
-        probe(data, out=tmp_path / "run", view=["mean_2", "mean_-1"])
-    with pytest.raises(OutputExistsError, match="overwrite=True"):
-        train(data, out=shared / "run")
+        embedkit.probe(data, out=tmp_path / "run", view=["mean_2", "mean_-1"])
     with pytest.raises(OutputExistsError, match="data"):
         train(data, out=data, overwrite=True)
     with pytest.raises(UsageError, match="data"):
         Predictor(data)
     train(data, out=tmp_path / "run")
+    with pytest.raises(OutputExistsError, match="overwrite=True"):
+        train(data, out=tmp_path / "run")
     again = train(data, out=tmp_path / "run", overwrite=True, view="cls_0")
     assert again.content.views == ("cls_0",)
 
@@ -518,17 +500,14 @@ def strictly(text: str) -> Any:
 
 
 def test_json_without_nan(shared: Path, tmp_path: Path) -> None:
-    values = corpus_of(tmp_path / "v.tsv", [f"{i % 7 / 2}" for i in range(N)])
-    extract_tiny(values, tmp_path / "values")
+    extract_tiny(corpus_of(tmp_path / "v.tsv", [f"{i % 7 / 2}" for i in range(N)]), tmp_path / "v")
     corpus_of(tmp_path / "t.tsv", ["2.5"] * N)
     options = "--test t.tsv --task regression --estimator ridge --out run --json"
-    done = command("train", "values", *options.split(), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = succeed("train", "v", *options.split(), cwd=tmp_path)
     test = strictly(done.stdout)["scores"]["test"]
     # the mean ranks nothing, and nothing is explained where all values are equal
     assert (test["spearman"]["majority"], test["r2"]["value"]) == (None, None)
-    content = strictly((tmp_path / "run/run.json").read_text("utf-8"))
-    assert content["scores"]["test"] == test
+    assert strictly((tmp_path / "run/run.json").read_text("utf-8"))["scores"]["test"] == test
     assert " nan" not in run_info_text(tmp_path / "run", read_run(tmp_path / "run"))
 
 
@@ -540,7 +519,7 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     same: dict[str, Any] = {"split": shared / "split.parquet"}
     views = ["cls_2", "mean_1"]
     options: dict[str, Any] = {"view": views, "control": "random-weights", **same}
-    content = probe(shared / "data", out=tmp_path / "probe", **options).content
+    content = embedkit.probe(shared / "data", out=tmp_path / "probe", **options).content
     best = max(content.view_scores, key=lambda view: view.score.value)
     assert best.score.value > content.nested.majority
     assert abs(best.control - 0.5) < 0.2
@@ -560,7 +539,7 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="probe"):
         Predictor(tmp_path / "probe", device="cpu")
     with pytest.raises(UsageError, match="control='noise'"):
-        probe(shared / "data", out=tmp_path / "other", control="noise")
+        embedkit.probe(shared / "data", out=tmp_path / "other", control="noise")
 
 
 # the command line
@@ -568,23 +547,19 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
 
 def test_columns_are_not_named_of_a_dataset(shared: Path) -> None:
     with pytest.raises(UsageError, match="is for a corpus"):
-        predict_file(shared / "run", shared / "data", reading=CorpusOptions(text="none"))
+        predict_file(shared / "run", shared / "data", reading=embedkit.CorpusOptions(text="none"))
 
 
 @pytest.mark.parametrize("words", [False, True])
 def test_a_record_without_a_text_is_predicted_as_an_empty_one(
-    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, words: bool
+    shared: Path, tmp_path: Path, notes: list[str], words: bool
 ) -> None:
     texts = [None, ["good", " "], [], [" "]] if words else [None, "good", " ", ""]
-    lines = [{"id": name, "text": text} for name, text in zip("abcd", texts, strict=True)]
-    (tmp_path / "new.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    out = tmp_path / "s.csv"
-    with caplog.at_level("WARNING", "embedkit"):
-        done = predict_file(
-            shared / "run", tmp_path / "new.jsonl", out=out, submission="id,p=1", device="cpu"
-        )
+    new, out = tmp_path / "new.jsonl", tmp_path / "s.csv"
+    pd.DataFrame({"id": list("abcd"), "text": texts}).to_json(new, orient="records", lines=True)
+    done = predict_file(shared / "run", new, out=out, submission="id,p=1", device="cpu")
     assert done == (4, "text", {})
-    assert "3 records with an empty text" in caplog.text
+    assert "3 records with an empty text" in " ".join(notes)
     expected = Predictor(shared / "run", device="cpu").predict_proba(["", "good", " ", ""])[:, 1]
     np.testing.assert_allclose(pd.read_csv(out)["p"], expected, rtol=1e-8)
 
@@ -603,7 +578,7 @@ def test_a_corpus_that_changes_is_not_predicted(shared: Path, tmp_path: Path) ->
 def test_json_lines_hold_the_answers_of_a_table(shared: Path, tmp_path: Path) -> None:
     for name in ("a.tsv", "a.jsonl"):
         predict_file(shared / "run", shared / "corpus.tsv", out=tmp_path / name, device="cpu")
-    table = pd.read_csv(tmp_path / "a.tsv", sep="\t", dtype=str)
+    table = pd.read_csv(tmp_path / "a.tsv", sep="\t", dtype={"label": str})
     assert list(table.columns) == ["row", "id", "label", "proba_0", "proba_1"]
-    objects = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text("utf-8").splitlines()]
-    assert [o["label"] for o in objects] == table["label"].tolist()
+    objects = pd.read_json(tmp_path / "a.jsonl", lines=True, dtype={"label": str})
+    pd.testing.assert_frame_equal(objects, table, atol=1e-5)

@@ -41,10 +41,15 @@ def test_a_run_is_called_as_its_corpus(source: str) -> None:
     assert free_out(None, source, "log reg") == Path("runs/c-log_reg")
 
 
-def test_content_is_read_as_it_was_written(tmp_path: Path) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A small run."""
+    return random_runs(tmp_path, ["a"], n=20)[0][0]
+
+
+def test_content_is_read_as_it_was_written(path: Path) -> None:
     """Also a threshold that no record reaches, one of which has the probability 1."""
     y, positive = np.array([0, 0, 0, 0, 1]), np.array([1, 0.2, 0.2, 0.2, 0.2])
-    (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
     edit_run(path, threshold=best_threshold(y, positive))
     content = run_of(path, TrainRun)
     assert (content.threshold or 0) > 1
@@ -71,17 +76,15 @@ def test_content_is_read_as_it_was_written(tmp_path: Path) -> None:
     ],
 )
 def test_damage_is_named_by_file_and_field(
-    tmp_path: Path, changes: dict[str, Any], message: str
+    path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
     edit_run(path, **changes)
     with pytest.raises(DamagedError, match=f"run.json.*{message}"):
         read_run(path)
 
 
 @pytest.mark.parametrize("changes", [{"format_version": 2}, {"kind": "ensemble"}])
-def test_runs_of_another_version_are_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
-    (path,), _, _ = random_runs(tmp_path, ["a"], n=20)
+def test_runs_of_another_version_are_refused(path: Path, changes: dict[str, Any]) -> None:
     edit_run(path, **changes)
     with pytest.raises(UsageError, match="version"):
         read_run(path)
@@ -93,8 +96,8 @@ def test_the_text_of_a_run_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     scores, per_class = reported_scores(made, seed=0), class_scores(made)
     content = replace(run_of(path, TrainRun), scores=scores, per_class=per_class)
     result = RunResult(path, content)
-    assert len(run_text(result).splitlines()) <= 15
-    assert len(run_info_text(path, content).splitlines()) <= 15
+    for text in (run_text(result), run_info_text(path, content)):
+        assert len(text.splitlines()) <= 15
     monkeypatch.setattr("embedkit.cli.run_text.asked_for_all", lambda: True)
     rows = [line.split() for line in run_text(result).splitlines()]
     assert {row[0].rstrip(",") for row in rows if row} >= {*map(str, range(26)), *scores["test"]}
@@ -104,15 +107,14 @@ def some_predictions(classes: tuple[str, ...], labelled: bool) -> Predictions:
     random = np.random.default_rng(0)
     y = random.integers(2, size=12) if classes else random.normal(size=12)
     row, ids = np.arange(12) * 3, [f"id{i}" for i in range(12)]
-    units = units_with(ids, row=row, ids=ids)
+    given: dict[str, Any] = {"units": units_with(ids, row=row, ids=ids), "group": row}
+    given["threshold"] = 0.3 if classes else None
     subsets = []
     for fold in (1, 0, TEST):
         index = np.flatnonzero(np.arange(12) % 3 == fold % 3)
         proba = random.dirichlet([1, 1], size=4) if classes else random.normal(size=4)
         target = Target(y if fold != TEST or labelled else y[:0], classes)
-        given: dict[str, Any] = {"target": target, "threshold": 0.3 if classes else None}
-        given |= {"units": units, "group": row, "fold": fold}
-        subsets.append(Predictions.of_fold(index, proba, **given))
+        subsets.append(Predictions.of_fold(index, proba, target=target, fold=fold, **given))
     return Predictions.joined(subsets)
 
 
@@ -140,15 +142,12 @@ def test_the_baseline_is_one_constant_of_the_labels_of_the_folds() -> None:
     ("one", "other"),
     [("긍정", "\u1100\u1173\u11bc정"), ("❤\ufe0f", " ❤"), ("a\u200b", "A"), ("１", "1")],
 )
-def test_classes_that_look_alike_are_named(
-    one: str, other: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_classes_that_look_alike_are_named(one: str, other: str, notes: list[str]) -> None:
     target = Target.of([one, other, "b"], rows=np.arange(3), name="c.tsv")
     assert len(target.classes) == 3
-    assert "look alike" in caplog.text
-    caplog.clear()
+    assert "look alike" in notes.pop()
     Target.of([one, "b", "c"], rows=np.arange(3), name="c.tsv")
-    assert not caplog.text
+    assert not notes
 
 
 @pytest.mark.parametrize(
@@ -159,13 +158,11 @@ def test_classes_that_look_alike_are_named(
         ("multilabel", [[1, 0], [-1, -1], [0, 1], [0, 0]]),
     ],
 )
-def test_records_without_a_label_have_no_target(
-    task: str, expected: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_records_without_a_label_have_no_target(task: str, expected: Any, notes: list[str]) -> None:
     """An empty label of sets is a set without classes."""
     labels = ["1", None, "2", ""]
     target = Target.of(labels, rows=np.arange(4), name="c.tsv", task=task)
     assert np.array_equal(target.y, expected, equal_nan=task == "regression")
-    assert f"{1 if task == 'multilabel' else 2} of 4 labels" in caplog.text
+    assert f"{1 if task == 'multilabel' else 2} of 4 labels" in " ".join(notes)
     with pytest.raises(UsageError, match="row 1"):
         target.like(labels, rows=np.arange(4), name="c.tsv")

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import embedkit
 from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.probe import control_task
 from embedkit.classifiers.train import Frozen
-from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tables import word_vectors
 from embedkit.encoding.views import parse_layers
 from embedkit.encoding.windows import TokenizerSettings
@@ -30,7 +30,7 @@ from tests.store_fixtures import run, tiny_model
 from tests.word_fixtures import write_treebank
 
 
-def extract(corpus: Path, out: Path, **settings: Any) -> Path:
+def extract(corpus: Any, out: Path, **settings: Any) -> Path:
     options: dict[str, Any] = {"words": "mean", "word_label": "upos", "shard_rows": 64}
     run(corpus, out, **(options | {"layers": [0, 2]} | settings))
     return out
@@ -56,11 +56,9 @@ def predictions(run: Path) -> Predictions:
 @pytest.mark.parametrize("labels", ["news", ""])
 def test_labels_of_records_do_not_matter_to_words(tmp_path: Path, labels: str) -> None:
     """All records have the same label, or none has one."""
-    lines = [f"{i}\tthe dog sees {'a cat' if i % 2 else 'a dog'}\t{labels}" for i in range(30)]
-    tags = ["DET NOUN VERB DET NOUN"] * 30
-    rows = [f"{line}\t{tag}" for line, tag in zip(lines, tags, strict=True)]
-    (tmp_path / "c.tsv").write_text("id\ttext\tlabel\ttags\n" + "\n".join(rows) + "\n")
-    data = extract(tmp_path / "c.tsv", tmp_path / "v", word_label="tags", label="label")
+    texts = [f"the dog sees {'a cat' if i % 2 else 'a dog'}" for i in range(30)]
+    frame = pd.DataFrame({"text": texts, "label": labels, "tags": "DET NOUN VERB DET NOUN"})
+    data = extract(frame, tmp_path / "v", word_label="tags", label="label")
     result = train(data, level="word", folds=2, out=tmp_path / "run")
     assert result.content.classes == ("DET", "NOUN", "VERB")
 
@@ -68,8 +66,7 @@ def test_labels_of_records_do_not_matter_to_words(tmp_path: Path, labels: str) -
 def test_labels_that_are_moved_by_one_word_are_noticed(made: Path, tmp_path: Path) -> None:
     data = extract(write_treebank(tmp_path / "bank.conllu", shift=1), tmp_path / "vectors")
     moved = train(data, view="0", level="word", folds=3, out=tmp_path / "tags")
-    plain = run_of(made / "tags", TrainRun).scores["cross_validation"]
-    assert plain["accuracy"].low > 0.8
+    assert run_of(made / "tags", TrainRun).scores["cross_validation"]["accuracy"].low > 0.8
     assert moved.content.scores["cross_validation"]["accuracy"].high < 0.6
 
 
@@ -104,14 +101,13 @@ def test_control_task_gives_a_word_one_label(made: Path) -> None:
 def test_runs_on_words_are_compared_word_by_word(made: Path, tmp_path: Path) -> None:
     found = embedkit.compare([made / "tags", made / "forms", made / "probe"])
     assert found.level == "word"
-    count = len(embedkit.load(made / "vectors", level="word"))
-    assert found.counts["folds"] == count
+    words = embedkit.load(made / "vectors", level="word")
+    assert found.counts["folds"] == len(words)
     html = page_of(found, tmp_path / "page.html")
-    assert f"{count:,} words" in html
+    assert f"{len(words):,} words" in html
     assert "record" not in html.partition("<header>")[2].partition('<details class="card fold')[0]
     data = json_block(tmp_path / "page.html", "data")
     assert data["noun"] == "word"
-    words = embedkit.load(made / "vectors", level="word")
     marked = [re.findall(r"\[(.+?)\]", text) for text in data["texts"]]
     assert marked == [[word] for word in words.text]
 
@@ -160,30 +156,24 @@ def test_vectors_of_other_sub_tokens_are_refused(made: Path, tmp_path: Path) -> 
         train(made / "vectors", level="word", view="0", test=other, out=tmp_path / "x")
 
 
-@pytest.mark.parametrize("features", ["vectors", "tfidf"])
-def test_a_test_set_of_words(made: Path, tmp_path: Path, features: str) -> None:
+@pytest.mark.parametrize("given", [{"view": "0"}, {"features": "tfidf"}], ids=str)
+def test_a_test_set_of_words(made: Path, tmp_path: Path, given: dict[str, Any]) -> None:
     bank = write_treebank(tmp_path / "new.conllu", 12, seed=5)
-    stored = extract(bank, tmp_path / "new")
-    given: dict[str, Any] = {"level": "word", "features": features, "folds": 3}
-    if features == "vectors":
-        given["view"] = "0"
-    found = [
-        train(made / "vectors", test=test, out=tmp_path / f"run{i}", **given).content
-        for i, test in enumerate((bank, stored))
-    ]
-    both = [predictions(tmp_path / f"run{i}") for i in range(2)]
-    both = [p.take(p.test) for p in both]
+    both = []
+    for i, test in enumerate((bank, extract(bank, tmp_path / "new"))):
+        out = tmp_path / f"run{i}"
+        run = train(made / "vectors", level="word", test=test, folds=3, out=out, **given)
+        assert run.content.scores["test"]["accuracy"].value > 0.9
+        both.append(predictions(out).take(predictions(out).test))
     assert both[0].keys.tolist() == both[1].keys.tolist()
     assert both[0].proba == pytest.approx(both[1].proba, abs=1e-5)
     assert len(np.unique(both[0].group)) == 11  # two sentences are the same
-    assert found[0].scores["test"]["accuracy"].value > 0.9
 
 
 def test_words_within_one_token_share_it() -> None:
-    encoder = Encoder(str(tiny_model()), device="cpu")
+    encoder = embedkit.Encoder(str(tiny_model()), device="cpu")
     given: dict[str, Any] = {"offsets": True, "words": [[(0, 2), (2, 5), (6, 9)]]}
-    settings = TokenizerSettings(24)
-    texts = encoder.tokenizer.encode(["movie bus"], settings=settings, **given)
+    texts = encoder.tokenizer.encode(["movie bus"], settings=TokenizerSettings(24), **given)
     shard = encoder.encode_shard(texts, views=(), token_layers=parse_layers("2", n_layers=2))
     found = word_vectors(texts, [["movie bus"]], shard.tokens, "mean")
     assert found.text.tolist() == ["mo", "vie", "bus"]
