@@ -186,25 +186,21 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
 
 def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]]:
     """The columns of a file of predictions, in the order of the records."""
-    schema = ("fold", "y_pred", *(f"proba_{label}" for label in records.classes))
+    proba = [f"proba_{label}" for label in records.classes]
     named = {"fold": {*fold_names(records.fold)}, "y_pred": {*records.classes}}
     # the table below a corpus: all formats, quotings and separators work, and numbers are ids too
     with input_files(path) as files, closing(open_table(files[0])) as table:
         columns = table.columns
-        if "id" not in columns or not set(columns) & {*schema[1:]}:
-            probabilities = f" or {', '.join(schema[2:7])}" if schema[2:] else ""
+        keep = [column for column in ("fold", "y_pred", *proba) if column in columns]
+        stated = {column for column in columns if column.startswith("proba_")}
+        # the probabilities of some classes say nothing of the others
+        if "id" not in columns or keep in ([], ["fold"]) or stated not in (set(), {*proba}):
+            expected = " or ".join(filter(None, ["y_pred", f"{', '.join(proba):.200}"]))
             lacking = "y_pred" if "id" in columns else "id"
             raise UsageError(
-                f"{path}: expected the columns id, and y_pred{probabilities}; it has "
-                f"{', '.join(map(repr, columns))}.{did_you_mean(lacking, columns)}"
+                f"{path}: expected the columns id, and {expected}; it has "
+                f"{', '.join(map(repr, columns)):.200}.{did_you_mean(lacking, columns)}"
             )
-        proba = [column for column in columns if column.startswith("proba_")]
-        if proba and {*proba} != {*schema[2:]}:
-            raise UsageError(
-                f"{path} has {', '.join(proba):.200}; expected the probability of each class, "
-                f"{', '.join(schema[2:]) or 'of which there are none'!s:.200}."
-            )
-        keep = [column for column in schema if column in columns]
         for name in ("id", *keep):
             if problem := table.problem_of(name):
                 raise CorpusError(problem)
@@ -266,23 +262,20 @@ def _predicted(
     classes = records.classes
     if not classes:
         return records.with_proba(numbers("y_pred"))
-    y_pred: Any = None
+    sets, y_pred = None, None
     if "y_pred" in cells:
-        number = {label: i for i, label in enumerate(classes)}
         # the parts of a set are spelled as single labels are
-        sets = [
+        named = [
             spelled_as(parts_of(cell, separator), classes) if records.of_sets else [cell]
             for cell in cells["y_pred"]
         ]
-        if unknown := [label for label in chain.from_iterable(sets) if label not in number]:
+        if unknown := [label for label in chain.from_iterable(named) if label not in classes]:
             raise UsageError(
                 f"{path} predicts {count_text(len(unknown), 'label')} unknown to the runs, such as "
                 f"{unknown[0]!r}; expected {', '.join(classes[:10])}."
             )
-        if records.of_sets:
-            y_pred = set_numbers([[*map(str, names)] for names in sets], classes)
-        else:
-            y_pred = np.array([number[str(name)] for (name,) in sets], np.int64)
+        sets = set_numbers([[*map(str, labels)] for labels in named], classes)
+        y_pred = sets if records.of_sets else sets.argmax(1)
     if f"proba_{classes[0]}" in cells:
         proba = np.stack([numbers(f"proba_{label}") for label in classes], axis=1)
         tolerance = np.inf if records.of_sets else ROUNDING
@@ -293,9 +286,8 @@ def _predicted(
         f"{path} has no probabilities: log-loss, Brier score and ROC-AUC take its decisions for "
         "certain"
     )
-    # one-hot rows: certain of what was decided
-    certain = y_pred.astype(np.float64) if records.of_sets else np.eye(len(classes))[y_pred]
-    return records.with_proba(certain, y_pred)
+    assert sets is not None
+    return records.with_proba(sets.astype(np.float64), y_pred)
 
 
 def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
