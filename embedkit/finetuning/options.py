@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
@@ -170,63 +170,56 @@ class TrainingOptions:
         # as the command line gives a number, so that an unfinished run is the same job
         threshold = None if self.threshold is None else str(self.threshold)
         object.__setattr__(self, "threshold", threshold)
-        widths, rate = self.cnn_widths, "a number above 0, such as 5e-5"
+        for names, fits, problem in self._rules():
+            if not fits:
+                values = {name: getattr(self, name) for name in names.split()}
+                if "cnn_widths" in values:
+                    values["cnn_widths"] = ",".join(map(str, self.cnn_widths))
+                raise UsageError(problem, **values)
+
+    def _rules(self) -> Iterator[tuple[str, bool, str]]:
+        """Yield options, whether they fit each other, and what is wrong where they do not."""
+        rate, fraction = "expected a number above 0, such as 5e-5.", "expected 0 or more, below 1."
+        yield "learning_rate", 0 < self.learning_rate < math.inf, rate
+        yield "head_learning_rate", 0 < self.head_rate < math.inf, rate
+        yield "label_smoothing", 0 <= self.label_smoothing < 1, fraction
+        yield "dropout", self.dropout is None or 0 <= self.dropout < 1, fraction
+        warmup = "expected steps, or a fraction of them such as 0.1."
+        yield "warmup", 0 <= self.warmup < math.inf, warmup
+        validation = "expected a fraction from 0 to 0.5, such as 0.1."
+        yield "validation", 0 <= self.held_back <= 0.5, validation
+        widths = self.cnn_widths
+        yield "cnn_widths", min(widths, default=0) > 0, "expected numbers of tokens such as 2,3,4."
+        of_cnn = widths == _WIDTHS or self.head == "cnn"
+        yield "cnn_widths", of_cnn, f"expected {Option('head', 'cnn')} too."
         # a number may come as text from the command line
         layers = "all" if self.freeze_layers is None else str(self.freeze_layers)
-        layers_fit = layers in ("embeddings", "all") or layers.isdecimal()
-        checks = (
-            ("learning_rate", 0 < self.learning_rate < math.inf, rate),
-            ("head_learning_rate", 0 < self.head_rate < math.inf, rate),
-            ("label_smoothing", 0 <= self.label_smoothing < 1, "0 or more, below 1"),
-            ("dropout", self.dropout is None or 0 <= self.dropout < 1, "0 or more, below 1"),
-            ("warmup", 0 <= self.warmup < math.inf, "steps, or a fraction of them such as 0.1"),
-            ("validation", 0 <= self.held_back <= 0.5, "a fraction from 0 to 0.5, such as 0.1"),
-            ("cnn_widths", bool(widths) and min(widths) > 0, "numbers of tokens such as 2,3,4"),
-            ("cnn_widths", widths == _WIDTHS or self.head == "cnn", f"{Option('head', 'cnn')} too"),
-            ("freeze_layers", layers_fit, "a number, embeddings or all"),
-        )
-        for name, fits, expected in checks:
-            if not fits:
-                value = getattr(self, name)
-                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-                raise UsageError(f"expected {expected}.", **{name: shown})
-        if self.level == "word" and (self.head is not None or self.task != "classification"):
-            problem = "words have a head and a task of their own; leave these out."
-            raise UsageError(problem, level="word", head=self.head, task=self.task)
-        if self.task != "classification":
-            for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
-                if value := getattr(self, name):
-                    raise UsageError("it is for classes.", **{name: value}, task=self.task)
+        fits = layers in ("embeddings", "all") or layers.isdecimal()
+        yield "freeze_layers", fits, "expected a number, embeddings or all."
+        of_classes = self.task == "classification"
+        fits = self.level != "word" or (self.head is None and of_classes)
+        yield "level head task", fits, "words have a head and a task of their own; leave these out."
+        for name in ("class_weight", "label_smoothing", "one_logit", "threshold"):
+            yield f"{name} task", of_classes or not getattr(self, name), "it is for classes."
         if self.objective == CONTRASTIVE:
-            self._check_contrastive()
+            for name in self._of_labels:
+                yield f"{name} objective", False, "it is for labels, not for pairs."
+            few = "pairs are those of a batch; pass 3 or more."
+            yield "batch_size objective", self.batch_size >= 3, few
+            frozen = "pairs train the encoder, of which nothing is left."
+            yield "freeze_layers objective", self.freeze_layers != "all", frozen
         # what is chosen on validation records cannot be chosen without any
-        needs = {
-            "patience": self.patience is not None,
-            "select_by": self.select_by != "loss",
-            "threshold": self.chooses_threshold,
-        }
-        for name in (name for name, is_set in needs.items() if is_set and not self.held_back):
-            problem = f"it needs validation records; pass {Option('validation', 0.1)}."
-            raise UsageError(problem, **{name: getattr(self, name)})
-        if self.stride is not None and self.on_long != "window":
-            raise UsageError(f"it is for {Option('on_long', 'window')}.", stride=self.stride)
-        if self.lora is not None and self.freeze_layers is not None:
-            problem = "LoRA trains no weight of the encoder itself; take one of both."
-            raise UsageError(problem, lora=self.lora, freeze_layers=self.freeze_layers)
+        problem = f"it needs validation records; pass {Option('validation', 0.1)}."
+        yield "patience", self.patience is None or self.held_back > 0, problem
+        yield "select_by", self.select_by == "loss" or self.held_back > 0, problem
+        yield "threshold", not self.chooses_threshold or self.held_back > 0, problem
+        in_windows = self.stride is None or self.on_long == "window"
+        yield "stride", in_windows, f"it is for {Option('on_long', 'window')}."
+        both = "LoRA trains no weight of the encoder itself; take one of both."
+        yield "lora freeze_layers", self.lora is None or self.freeze_layers is None, both
         # found, not imported: peft takes seconds, and only training needs it
-        if self.lora is not None and find_spec("peft") is None:
-            raise UsageError("it needs the package peft: pip install peft.", lora=self.lora)
-
-    def _check_contrastive(self) -> None:
-        for name in self._of_labels:
-            option = {name: getattr(self, name)}
-            raise UsageError("it is for labels, not for pairs.", **option, objective=CONTRASTIVE)
-        if self.batch_size < 3:
-            problem = "pairs are those of a batch; pass 3 or more."
-            raise UsageError(problem, batch_size=self.batch_size, objective=CONTRASTIVE)
-        if self.freeze_layers == "all":
-            problem = "pairs train the encoder, of which nothing is left."
-            raise UsageError(problem, freeze_layers="all", objective=CONTRASTIVE)
+        is_there = self.lora is None or find_spec("peft") is not None
+        yield "lora", is_there, "it needs the package peft: pip install peft."
 
     @property
     def _of_labels(self) -> list[str]:
