@@ -57,7 +57,6 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
     """An encoder of any family with a head, with random weights."""
 
     config_class = HeadConfig
-    supports_gradient_checkpointing = True
     # attention is a matter of the encoder, whose own flags are checked when it is made; without
     # these transformers would refuse everything but eager attention for the whole
     _supports_sdpa = True

@@ -152,8 +152,8 @@ class FineTuned(NamedTuple):
     options: TrainingOptions  # all decided
     device: torch.device
     tokens: TokenizerSettings  # by the options
+    earlier: tuple[Path, FinetuneRun] | None  # run whose training goes on, and its folder
     folder: Path = Path()
-    earlier: tuple[Path, FinetuneRun] | None = None  # run whose training goes on, and its folder
 
     @classmethod
     def of(
@@ -163,11 +163,12 @@ class FineTuned(NamedTuple):
         data: Units,
         further: Units | None,
         *,
+        earlier: tuple[Path, FinetuneRun] | None,
         device: torch.device,
         split: str | Path | Split | None,
         folds: int,
     ) -> tuple[Self, Problem]:
-        """Return the method, with all options decided but those of training, and its problem.
+        """Return the method, with all options decided, and its problem.
 
         The problem is what is to be learnt: the units as tokens, in folds, and the test set, which
         is that of the split, or ``further`` units.
@@ -196,7 +197,7 @@ class FineTuned(NamedTuple):
         prefix = checkpoint.prefix_or_own(options.prefix)
         options = replace(options, max_length=length, prefix=prefix, stride=stride)
         tokens = TokenizerSettings(length, options.on_long, stride or 0, prefix)
-        method = cls(checkpoint=checkpoint, options=options, device=device, tokens=tokens)
+        method = cls(checkpoint, options, device, tokens, earlier)
         # raises if special tokens leave no room for a text, or windows would not advance
         tokenizer.room(method.tokens, paired=data.pairs)
         # words that the tokenizer's limit cuts off are left out here, before folds are made
@@ -210,11 +211,13 @@ class FineTuned(NamedTuple):
             seed=options.seed,
         )
         options.check(problem.target)
-        if further is None:
-            return method, problem
-        problem.split.check_test(further.name)
-        further = method._tokenized(further, tokenizer)
-        return method, problem._replace(test=TestSet.further(further, units, problem.target))
+        if further is not None:
+            problem.split.check_test(further.name)
+            further = method._tokenized(further, tokenizer)
+            test = TestSet.further(further, units, problem.target)
+            problem = problem._replace(test=test)
+        # the last of what is open: epochs depend on the number of training texts in the folds
+        return method._decided(problem), problem
 
     def _tokenized(self, units: Units, tokenizer: TextTokenizer) -> Units:
         """Return units whose inputs are tokens, with a warning if texts are cut."""
@@ -225,7 +228,7 @@ class FineTuned(NamedTuple):
             logger.warning(Message(f"{counts} are cut at {limit} tokens"))
         return units
 
-    def decided(self, problem: Problem) -> Self:
+    def _decided(self, problem: Problem) -> Self:
         """Return the method with all options decided; raises what would end the fit."""
         units, target, split, _ = problem
         checkpoint, means = self.checkpoint, self.checkpoint.definition.pooling == Pooling.MEAN
@@ -405,9 +408,6 @@ class FineTuned(NamedTuple):
             start = read_to_train(self.earlier[0] / "model" / fold.model, settings)
             # each fold starts from its own model, and shares no vocabulary
             fold.vocabulary.truncate(0)
-        if options.gradient_checkpointing and not start.encoder.supports_gradient_checkpointing:
-            reason = "it is not for this encoder in transformers."
-            raise UsageError(reason, gradient_checkpointing=True)
         train: Callable[..., tuple[EncoderWithHead, FoldResult]] = train_fold
         if options.objective == CONTRASTIVE:
             train = train_contrastive
@@ -419,22 +419,17 @@ class FineTuned(NamedTuple):
         return result
 
     def _keep(self, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
-        """Write a fold's model to its final place, then its result, and last their checksums."""
+        """Write a fold's model, then its result, and last their checksums."""
         folder, classes, length = self.folder, fold.target.classes, self.tokens.max_length
-        ready, final = folder / UNFINISHED / "model", folder / "model" / fold.model
+        final, file = folder / "model" / fold.model, folder / _result_file(fold)
         # a model without a result, or with damaged files, of an attempt that was killed
-        for old in (ready, final):
-            storage.remove_tree(old)
-        file = folder / _result_file(fold)
-        for place in (ready, final.parent, file.parent):
+        storage.remove_tree(final)
+        for place in (final, file.parent):
             storage.make_folder(place)
-        # written aside and renamed, so that model/ never has half a model
-        with saving(ready):
+        with saving(final):
             tokenizer = load_tokenizer(self.checkpoint)
-            write_model(model, tokenizer, ready, classes=classes, max_length=length)
-        storage.sync_tree(ready)
-        # synced before it is renamed: after a power cut the name must not stand for empty files
-        storage.publish_folder(ready, final)
+            write_model(model, tokenizer, final, classes=classes, max_length=length)
+        storage.sync_tree(final.parent)
         storage.write_durably(file, json.dumps(asdict(result)).encode())
         written = {
             path.relative_to(folder).as_posix(): storage.file_sha256(path)

@@ -105,6 +105,19 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
     return None
 
 
+def recompute_activations(encoder: PreTrainedModel) -> None:
+    """Compute the activations of an encoder twice instead of keeping them."""
+    if not encoder.supports_gradient_checkpointing:
+        reason = "it is not for this encoder in transformers."
+        raise UsageError(reason, gradient_checkpointing=True)
+    # the older of its two names, where there is no newer one
+    older = getattr(encoder, "gradient_checkpointing_enable", None)
+    enable: Any = getattr(encoder, "activation_checkpointing_enable", older)
+    # the default of older versions gives no gradients where the input of a layer needs none, as
+    # behind frozen ones
+    enable({"use_reentrant": False})
+
+
 def parameter_groups(model: EncoderWithHead, options: TrainingOptions) -> list[dict[str, Any]]:
     """Return the trained parameters by learning rate and weight decay, as optimizers take them.
 

@@ -129,10 +129,8 @@ def finetune(
     chosen: dict[str, Any] = {"sample": test_sample, "min_chars": test_min_chars}
     further = None if test is None else data.further(test, **chosen, seed=options.seed)
     checkpoint, earlier = _start(model, revision=revision, offline=offline)
-    about: dict[str, Any] = {"device": where, "split": split, "folds": folds}
+    about: dict[str, Any] = {"earlier": earlier, "device": where, "split": split, "folds": folds}
     method, problem = FineTuned.of(checkpoint, options, data, further, **about)
-    # the last of what is open: epochs depend on the number of training texts in the folds
-    method = method._replace(earlier=earlier).decided(problem)
     with resumable_run(out, method.identity(problem), overwrite=overwrite) as folder:
         method = method._replace(folder=folder)
         predictions, fits = cross_validate(method, problem, progress=progress)

@@ -44,6 +44,7 @@ from embedkit.finetuning.model import (
     padded,
     parameter_groups,
     predict_logits,
+    recompute_activations,
     save_weights,
 )
 from embedkit.finetuning.options import TrainingOptions
@@ -76,11 +77,6 @@ _LOGGED = {
 }
 _CHOSEN_BY = "eval_chosen_by"
 _UNLABELLED = -100  # what torch leaves out of a loss
-
-_CHECKPOINTING = "activation_checkpointing"
-if _CHECKPOINTING not in TrainingArguments.__dataclass_fields__:  # its older name
-    _CHECKPOINTING = "gradient_checkpointing"
-
 
 Totals = defaultdict[str, Any]
 """Sums over the texts of an epoch: numbers, or tensors on the device; what a loss counts."""
@@ -171,6 +167,8 @@ def train_fold(
         The model of the best epoch, and the log and cost of its training.
     """
     options = fold.options
+    if options.gradient_checkpointing:
+        recompute_activations(model.encoder)
     # the order matters: what is frozen decides whether the vocabulary is trained, and the optimizer
     # takes the parameters that are there at the end, on the device
     parts = freeze(model, options.freeze_layers)
@@ -215,7 +213,7 @@ def train_fold(
         release_memory()
     seconds = earlier + time.process_time() - started
     # without validation records the last step is kept
-    kept = _best_step(state, options) or state.global_step
+    kept = _best_epoch(state, options)[0] or state.global_step
     if best is not None and kept != state.global_step:
         model.load_state_dict(best, strict=False)
     log = [
@@ -350,9 +348,9 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
             problem = f"it is not defined on the {len(y)} validation records of {fold.name}"
             raise UsageError(f"{problem}. Pass a larger {Option('validation')}.", select_by=by)
-        # first: _best_step reads what was logged
+        # first: _best_epoch reads what was logged
         self.log(metrics)
-        if _best_step(self.state, fold.options) == self.state.global_step:
+        if _best_epoch(self.state, fold.options)[0] == self.state.global_step:
             # on the CPU, since training goes on in the same tensors, and in memory, since a file a
             # second would take as long as the epochs of few texts
             self.best = {name: value.cpu().clone() for name, value in self._trained().items()}
@@ -375,7 +373,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         folder = Path(str(output_dir))
         storage.make_folder(folder)
         save_weights(self._trained(), folder)
-        best_step = _best_step(self.state, self.fold.options)
+        best_step, _ = _best_epoch(self.state, self.fold.options)
         if self.best is not None and best_step != self.state.global_step:
             save_weights(self.best, folder, name=_BEST)
 
@@ -449,12 +447,6 @@ def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
         # else it sends logs to services that happen to be installed
         report_to="none",
         seed=fold.seed,
-        **{
-            _CHECKPOINTING: options.gradient_checkpointing,
-            # the older way gives no gradients where the input of a layer needs none, as behind
-            # frozen ones
-            f"{_CHECKPOINTING}_kwargs": {"use_reentrant": False},
-        },
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several would each get some of a batch
     return arguments
@@ -546,25 +538,22 @@ def _diverged(fold: Fold, problem: str) -> EncodeError:
     )
 
 
-def _validated(state: TrainerState, options: TrainingOptions) -> list[tuple[float, int]]:
-    """What chose the epoch, lower is better, and the step of each epoch."""
+def _best_epoch(state: TrainerState, options: TrainingOptions) -> tuple[int | None, int]:
+    """The step of the best epoch so far, the first of equals, and the number of epochs since.
+
+    The step is ``None`` before an evaluation.
+    """
     sign = 1 if options.select_by in ("loss", *LOWER_IS_BETTER) else -1
     entries = [entry for entry in state.log_history if _CHOSEN_BY in entry]
-    return [(sign * entry[_CHOSEN_BY], entry["step"]) for entry in entries]
-
-
-def _best_step(state: TrainerState, options: TrainingOptions) -> int | None:
-    """The step of the best epoch so far, the first of equals; ``None`` before an evaluation."""
-    # of equal values the lower step is the lesser pair
-    return min(_validated(state, options), default=(0.0, None))[1]
+    # lower is better; of equal values the lower step is the lesser pair
+    epochs = [(sign * entry[_CHOSEN_BY], entry["step"]) for entry in entries]
+    best = min(epochs, default=None)
+    return (None, 0) if best is None else (best[1], len(epochs) - 1 - epochs.index(best))
 
 
 def _is_stuck(state: TrainerState, options: TrainingOptions) -> bool:
     """Return whether validation did not improve for ``patience`` epochs."""
-    values = _validated(state, options)
-    if options.patience is None or not values:  # none: stopped before the first evaluation
-        return False
-    return len(values) - 1 - values.index(min(values)) >= options.patience
+    return options.patience is not None and _best_epoch(state, options)[1] >= options.patience
 
 
 def _last_checkpoint(work: Path) -> Path | None:
