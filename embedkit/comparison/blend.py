@@ -280,10 +280,9 @@ def _own_records(method: Blend, *, test_only: bool) -> Iterator[PredictedRecord]
     p = p.take(np.concatenate([folds, p.test]))
     if not len(p.row):
         raise UsageError(
-            f"{method.name} has no predictions for the folds, since the runs have no inner "
-            f"predictions for common records. Train with {Option('tune', True, of='train')}, "
-            f"fine-tune with the same {Option('validation', of='finetune')} above 0, blend their "
-            f"mean, or pass {Option('answers')} for new records."
+            f"{method.name} has no predictions for the folds, since not all runs have inner ones. "
+            f"Train with {Option('tune', True, of='train')}, fine-tune with the same "
+            f"{Option('validation', of='finetune')} above 0, or pass {Option('answers')}."
         )
     if test_only and list(map(str, p.ids)) == list(map(str, p.row.tolist())):
         # they may be right; who joins answers by ids of another kind would join the wrong records

@@ -89,13 +89,13 @@ def read_runs(
     }
     # folders first: files of other tools are aligned with the records of the first run
     for path in [path for path in named if not _is_table(path)]:
-        content, name = read_run(path), named[path]
+        content = read_run(path)
         if not isinstance(content, PredictionRun):
             raise UsageError(f"{path} is a {content.kind} run, which cannot be compared.")
         views = content.views if isinstance(content, ProbeRun) else ()
         predictions = read_predictions(path, content.classes, views)
         predictions = replace(predictions, prior=content.prior)
-        runs.append(LoadedRun(name, path, content, predictions))
+        runs.append(LoadedRun(named[path], path, content, predictions))
         step()
     # a stable sort: the first run stands for the records, and one with a model knows the test set
     runs.sort(key=lambda run: isinstance(run.content, ProbeRun))
@@ -363,17 +363,13 @@ def _input_settings(content: PredictionRun) -> dict[str, str]:
     digest = hashlib.sha256(files).hexdigest()
     settings = {"model": f"{dataset.names.model} (files {digest[:8]})"}
     tokens: Any = content.tokens if isinstance(content, FinetuneRun) else dataset.vectors
-    if tokens is None:
-        return settings
-    settings |= {
-        "prefix": repr(tokens.prefix),
-        "max_length": str(tokens.max_length),
-        "on_long": tokens.on_long,
-    }
-    if tokens.on_long == "window":
-        settings["stride"] = str(tokens.stride)
-    special = getattr(tokens, "special_tokens", True)  # fine-tuning always uses them
-    return settings | {"special_tokens": "include" if special else "exclude"}
+    if tokens is not None:
+        settings["prefix"] = repr(tokens.prefix)
+        for name in ("max_length", "on_long", *(["stride"] if tokens.on_long == "window" else [])):
+            settings[name] = str(getattr(tokens, name))
+        special = getattr(tokens, "special_tokens", True)  # fine-tuning always uses them
+        settings["special_tokens"] = "include" if special else "exclude"
+    return settings
 
 
 class Dataset(NamedTuple):
