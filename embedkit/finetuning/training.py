@@ -258,6 +258,8 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         states: FrozenStates | None,
     ) -> None:
         self.fold, self._totals, self._states = fold, totals, states
+        # the texts that training sees, among which states are numbered
+        self._seen = np.unique(fold.record[fold.seen])
         self.best: dict[str, torch.Tensor] | None = None  # of the best epoch so far, on the CPU
         validates = len(fold.valid) > 0
         super().__init__(
@@ -289,9 +291,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
     def _states_of(self, texts: Int64, mask: torch.Tensor) -> torch.Tensor | None:
         if self._states is None:
             return None
-        # states are numbered among the texts that training sees
-        seen = np.unique(self.fold.record[self.fold.seen])
-        return self._states.of_batch(np.searchsorted(seen, texts), mask)
+        return self._states.of_batch(np.searchsorted(self._seen, texts), mask)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[int]:
         lengths = n_seen(self.fold.texts_of(self.fold.train))
