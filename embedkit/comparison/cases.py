@@ -6,15 +6,16 @@ out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.comparison.load import Dataset, LoadedRun
+from embedkit.comparison.load import Dataset
 from embedkit.comparison.table import Compared
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import CorpusOptions, plan_corpus
@@ -25,7 +26,7 @@ from embedkit.encoding.windows import match
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import in_context
 from embedkit.runs.predictions import Predictions, confidence_of
-from embedkit.runs.run import ClassScore
+from embedkit.runs.run import ClassScore, FinetuneRun, PredictionRun, ProbeRun
 from embedkit.runs.scores import scores_by_class
 from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float64, Int64
@@ -44,9 +45,6 @@ _TINY = 1e-12
 _AROUND = 100
 
 
-Texts = dict[int, str]
-"""Texts of records by row, of a pair in two lines."""
-
 _NO_TEXTS = (
     "The texts are left out: no dataset of these runs that holds texts is where it was, unchanged."
 )
@@ -60,16 +58,17 @@ class Cases(NamedTuple):
     lists: dict[str, Int64]  # positions by name of the list, those to read first at the front
     view: str  # of the neighbours; empty without vectors
     near: dict[int, list[tuple[int, float]]]  # up to three others with cosines, by position
-    of_sets: bool = False  # each class stands for a set of classes, see as_single
+    texts: list[str | None]  # of a pair in two lines; of a word its context
+    texts_note: str  # where the texts are from
+    lengths: Int64 | None  # in tokens
+    of_sets: bool  # each class stands for a set of classes, see as_single
 
 
-def cases_of(
-    compared: Compared, shown: str, *, cut: Bool | None = None, views: Sequence[str] = ()
-) -> Cases:
+def cases_of(compared: Compared, shown: str, *, texts: str | Path | None = None) -> Cases:
     """Return all held-out records, with lists about the method ``shown``.
 
-    ``cut`` ``(n,)`` says whether the text of each record was cut; neighbours are looked for in
-    ``views`` of the first dataset.
+    Texts are from the dataset or corpus file ``texts`` if there is one; neighbours are looked for
+    in the vectors of the method.
     """
     baseline = compared.baseline
     ranking = [row.name for row in compared.rows if row.kind != "majority"]
@@ -78,6 +77,11 @@ def cases_of(
     # below
     names = [n for n in dict.fromkeys([shown, baseline, *run_names, *ranking]) if n in ranking]
     index = compared.records.out_of_fold
+    units = compared.records.take(index)
+    # first: a file of texts that is refused is refused at once
+    by_case, note = _texts(compared, units, texts)
+    content = next((run.content for run in compared.runs if run.name == shown), None)
+    lengths, cut = find_lengths(units.row, compared.datasets, content)
     by_name = {name: compared.predictions[name].take(index) for name in names}
     of_sets = compared.records.of_sets
     by_name = as_single(by_name) if of_sets else by_name
@@ -92,10 +96,7 @@ def cases_of(
         lists["cut"] = _first(cut, is_right(records).astype(np.float64))
     # cut texts can be most of a corpus, and would use up the queries for neighbours
     listed = [i for name, positions in lists.items() if name != "cut" for i in positions.tolist()]
-    view: str = ""
-    near: dict[int, list[tuple[int, float]]] = {}
-    if compared.datasets:
-        view, near = _nearest(records, compared.datasets[0], views, listed)
+    view, near = _nearest(records, compared, content, listed)
     if "relabel" in lists:
         doubted, p = lists["relabel"].tolist(), runs[0]
         if view:  # most of the nearest records have the predicted label
@@ -104,7 +105,7 @@ def cases_of(
         lists["relabel"] = np.array(doubted[:MOST_SUSPICIONS], np.int64)
     lists = {name: lists[name] for name in _LISTS if name in lists and len(lists[name])}
     methods = {name: by_name[name] for name in names[:_MOST_METHODS]}
-    return Cases(records, methods, lists, view, near, of_sets)
+    return Cases(records, methods, lists, view, near, by_case, note, lengths, of_sets)
 
 
 def as_single(predictions: Mapping[str, Predictions]) -> dict[str, Predictions]:
@@ -195,12 +196,22 @@ def label_suspicions(predictions: Sequence[Predictions]) -> Bool:
 
 
 def _nearest(
-    records: Predictions, dataset: Dataset, views: Sequence[str], listed: Sequence[int]
+    records: Predictions, compared: Compared, content: PredictionRun | None, listed: Sequence[int]
 ) -> tuple[str, dict[int, list[tuple[int, float]]]]:
-    """Return the view, and the three nearest other records of every record in a list."""
+    """Return the view, and the three nearest other records of every record in a list.
+
+    The view is that of a run with this ``content``, of which a blend has none.
+    """
     from embedkit.search.exact import nearest
 
-    level = "word" if records.of_words else "sentence"
+    if not compared.datasets:
+        return "", {}
+    views = () if content is None or isinstance(content, ProbeRun) else content.views
+    if not views and compared.probes:
+        # a method without vectors (TF-IDF) has no view to find neighbours in; a probe knows a good
+        # one
+        views = (compared.probes[0][1].chosen.name,)
+    level, dataset = compared.level, compared.datasets[0]
     try:
         data = load(dataset.path, list(views) or None, level=level)
     except UsageError:  # a view of another dataset
@@ -242,82 +253,74 @@ def confused_pairs(p: Predictions, *, limit: int = 15) -> list[tuple[int, int, i
 
 
 def find_lengths(
-    rows: Int64, datasets: Sequence[Dataset], limit: int | None
+    rows: Int64, datasets: Sequence[Dataset], content: PredictionRun | None
 ) -> tuple[Int64 | None, Bool | None]:
     """Return how many tokens the texts of ``rows`` have, and which were cut, if that is known.
 
-    They are of the first dataset that has them all, the cut ones of a ``limit`` if it is given.
+    They are of the first dataset that has them all. A fine-tuned encoder has cut them at its own
+    length; in windows it reads all of them.
     """
     for dataset in datasets:
         data = load(dataset.path)
         place = match(rows, data.row)
         if (place >= 0).all():
             values = np.array(data.column("n_tokens"), np.int64)[place]
-            cut = np.array(data.column("truncated"), np.bool_)[place]
-            return values, cut if limit is None else values > limit
+            if isinstance(content, FinetuneRun):
+                tokens = content.tokens
+                return values, (values > tokens.max_length) & (tokens.on_long != "window")
+            return values, np.array(data.column("truncated"), np.bool_)[place]
     return None, None
 
 
-def find_texts(
-    rows: Set[int],
-    runs: Sequence[LoadedRun],
-    datasets: Sequence[Dataset],
-    texts: str | Path | None = None,
-) -> tuple[Texts, str]:
-    """Return the texts of records ``rows``, and where they are from, as a sentence.
-
-    They are from the dataset or corpus file ``texts`` if there is one.
-    """
-    source = runs[0].content.split.source
-    # a corpus is read as it was read for the first run: with another quoting or format its rows
-    # would be other records
-    read = runs[0].content.dataset.reading or {}
-    reading = {name: read.get(name) for name in ("text", "text_pair")} | read.get("dialect", {})
-    if texts is not None:
-        path, from_dataset = Path(texts), is_dataset(Path(texts))
-        if not from_dataset and not path.is_file():
-            raise UsageError("it does not exist. Give a dataset or corpus.", texts=path)
-        # rows are joined by number, so that the bytes have to be the same
-        if (load(path).manifest.source if from_dataset else (file_sha256(path),)) != source:
-            raise MismatchError("this is not the corpus of these runs.", texts=path)
-        return _texts(path, rows, reading)
-    for dataset in datasets:
-        if dataset.manifest.job.storage.text:
-            return _texts(dataset.path, rows, reading)
-    for path in (run.path / run.content.dataset.path for run in runs):
-        if path.is_file() and (file_sha256(path),) == source:
-            return _texts(path, rows, reading)
-    return {}, _NO_TEXTS
-
-
-def shown_texts(
-    records: Predictions, texts: Texts, datasets: Sequence[Dataset]
-) -> list[str | None]:
-    """Return the text of each record, or the context of each word, which stands in brackets."""
-    by_record = [texts.get(int(row)) for row in records.row]
-    for dataset in datasets if records.of_words else ():
-        data = load(dataset.path, level="word")
-        place = match(records.keys, unit_keys(data.row, data.word))
-        if (place >= 0).all():
-            spans = zip(data.start[place].tolist(), data.end[place].tolist(), strict=True)
-            return [
-                None if text is None else in_context(text, *span, around=_AROUND)
-                for text, span in zip(by_record, spans, strict=True)
-            ]
-    return by_record
-
-
-def _texts(path: Path, rows: Set[int], reading: Mapping[str, Any]) -> tuple[Texts, str]:
-    """Texts of a dataset, or of a corpus file that is read as ``reading`` says, and where from."""
+def _texts(
+    compared: Compared, records: Predictions, texts: str | Path | None
+) -> tuple[list[str | None], str]:
+    """The text of each record, the context of each word, and where they are from, as a sentence."""
+    path = _place_of_texts(compared, texts)
+    if path is None:
+        return [None] * len(records.row), _NO_TEXTS
     if is_dataset(path):
         data = load(path)
         names = ", ".join(Path(name).name for name in data.manifest.names.inputs)
         units = Units.of_dataset(data)
         note = f"Texts as stored in {path.resolve().name}, made from {names}."
     else:
+        # as it was read for the first run: with another quoting or format its rows would be other
+        # records
+        read = compared.runs[0].content.dataset.reading or {}
+        reading = {name: read.get(name) for name in ("text", "text_pair")} | read.get("dialect", {})
         plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
         units = Units.of_records(CorpusReader(plan).records(), plan)
         columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
         note = f"Texts from column {columns} of {path.name}."
-    texts = zip(units.row.tolist(), units.texts(separator="\n"), strict=True)
-    return {row: text for row, text in texts if row in rows}, note
+    by_row = dict(zip(units.row.tolist(), units.texts(separator="\n"), strict=True))
+    by_case = [by_row.get(row) for row in records.row.tolist()]
+    for dataset in compared.datasets if records.of_words else ():
+        data = load(dataset.path, level="word")
+        place = match(records.keys, unit_keys(data.row, data.word))
+        if (place >= 0).all():
+            spans = zip(data.start[place].tolist(), data.end[place].tolist(), strict=True)
+            by_case = [
+                None if text is None else in_context(text, *span, around=_AROUND)
+                for text, span in zip(by_case, spans, strict=True)
+            ]
+            break
+    return by_case, note
+
+
+def _place_of_texts(compared: Compared, texts: str | Path | None) -> Path | None:
+    """The dataset or corpus file that holds the texts, by its bytes; ``None`` if there is none."""
+    runs = compared.runs
+    source = runs[0].content.split.source
+    if texts is None:
+        stored = (d.path for d in compared.datasets if d.manifest.job.storage.text)
+        corpora = (run.path / run.content.dataset.path for run in runs)
+        unchanged = (p for p in corpora if p.is_file() and (file_sha256(p),) == source)
+        return next(chain(stored, unchanged), None)
+    path, from_dataset = Path(texts), is_dataset(Path(texts))
+    if not from_dataset and not path.is_file():
+        raise UsageError("it does not exist. Give a dataset or corpus.", texts=path)
+    # rows are joined by number, so that the bytes have to be the same
+    if (load(path).manifest.source if from_dataset else (file_sha256(path),)) != source:
+        raise MismatchError("this is not the corpus of these runs.", texts=path)
+    return path

@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
@@ -27,16 +26,7 @@ from markupsafe import Markup, escape
 from embedkit import drawing
 from embedkit.arguments import accepts
 from embedkit.comparison import table
-from embedkit.comparison.cases import (
-    Cases,
-    by_class,
-    cases_of,
-    confused_pairs,
-    find_lengths,
-    find_texts,
-    is_right,
-    shown_texts,
-)
+from embedkit.comparison.cases import Cases, by_class, cases_of, confused_pairs, is_right
 from embedkit.comparison.load import FOREIGN, Dataset
 from embedkit.comparison.recommendation import (
     Recommendation,
@@ -62,10 +52,9 @@ from embedkit.runs.metrics import (
     metric_text,
 )
 from embedkit.runs.predictions import Predictions, confidence_of, fold_names
-from embedkit.runs.run import FinetuneRun, ProbeRun
 from embedkit.runs.split import UNITS
 from embedkit.storage import write_files
-from embedkit.types import AnyPath, Int64, ProgressCallback, no_progress, steps
+from embedkit.types import AnyPath, ProgressCallback, no_progress, steps
 
 # of all texts in the page, which are shortened until they fit
 _MOST_BYTES = 5_000_000
@@ -108,42 +97,23 @@ def write_report(
     page = page_file(out, overwrite=overwrite, name="report")
     if figures is not None:
         drawing.check_form(figures=figures)
-    # the texts, lengths and lists of records; then charts; the page is rendered last, since it
-    # holds all of them
     names = with_names(compared.records.classes, label_names or {})
-    step = steps(progress, "report", 3, "steps")
-    chosen, rows = compared.selection.name, compared.records.row[compared.records.out_of_fold]
-    by_row, note = find_texts(set(rows.tolist()), compared.runs, compared.datasets, texts)
-    content = next((run.content for run in compared.runs if run.name == chosen), None)
-    # a fine-tuned encoder has cut texts at its own length, not at that of the dataset; in windows
-    # it reads all of them
-    limit = None
-    if isinstance(content, FinetuneRun):
-        whole = content.tokens.on_long == "window"
-        limit = sys.maxsize if whole else content.tokens.max_length
-    lengths, cut = find_lengths(rows, compared.datasets, limit)
-    step()
-    views = () if content is None or isinstance(content, ProbeRun) else content.views
-    if not views and compared.probes:
-        # a method without vectors (TF-IDF) has no view to find neighbours in; a probe knows a good
-        # one
-        views = (compared.probes[0][1].chosen.name,)
-    cases = cases_of(compared, chosen, cut=cut, views=views)
+    step = steps(progress, "report", 2, "steps")
+    chosen = compared.selection.name
+    cases = cases_of(compared, chosen, texts=texts)
     step()
     listed = dict.fromkeys([chosen, compared.baseline])
     # charts of records show two methods: more lines would hide what the page is about
     methods = {name: cases.methods[name] for name in listed if name != MAJORITY}
     charts = dict(charts_of(compared, cases, methods))
     classes = cases.records.classes if cases.of_sets else names
-    by_case = shown_texts(cases.records, by_row, compared.datasets)
     html = render_page(
         "report",
         filters=_FILTERS,
         charts={name: as_svg(scene, name=name) for name, scene in charts.items()},
-        texts_note=note,
         classes=classes,
         names_of_classes=names,
-        data=_payload(compared, cases, classes, by_case, lengths),
+        data=_payload(compared, cases, classes),
         **_content(compared, cases, methods, classes),
     )
     step()
@@ -383,13 +353,7 @@ def _matrix(p: Predictions) -> list[list[tuple[int, float]]]:
     return [list(zip(*row, strict=True)) for row in pairs]
 
 
-def _payload(
-    compared: Compared,
-    cases: Cases,
-    classes: Sequence[str],
-    texts: Sequence[str | None],
-    lengths: Int64 | None,
-) -> str:
+def _payload(compared: Compared, cases: Cases, classes: Sequence[str]) -> str:
     """The records as base64 of gzipped JSON; the same records give the same bytes."""
 
     def numbers(values: Any) -> list[Any]:
@@ -423,8 +387,8 @@ def _payload(
                 if classes
             ],
             "right": [] if classes else [is_right(p).astype(int).tolist() for p in methods],
-            "texts": cut_texts(texts, most_bytes=_MOST_BYTES),
-            "lengths": None if lengths is None else lengths.tolist(),
+            "texts": cut_texts(cases.texts, most_bytes=_MOST_BYTES),
+            "lengths": None if cases.lengths is None else cases.lengths.tolist(),
             "lists": {name: index.tolist() for name, index in cases.lists.items()},
             "order": [*cases.lists, "all"],
             "names": {name: text.format(**named) for name, text in _LISTS.items()},

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,14 @@ import embedkit
 from embedkit import compare, probe, split
 from embedkit.comparison.cases import find_lengths
 from embedkit.comparison.report import _command, write_report
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import shown
 from embedkit.runs.metrics import interval_text, metric_name, metric_text
+from embedkit.runs.run import FinetuneRun
 from tests.finetune_fixtures import tuned, write_lines
 from tests.page_checks import json_block, page_of
-from tests.run_fixtures import edit_run, random_runs, train
+from tests.run_fixtures import edit_run, random_runs, run_of, train
 from tests.store_fixtures import extract_tiny
 
 EVIL = "<script>document.title = 'owned'</script> <img src=x onerror=\"document.title='owned'\">"
@@ -140,8 +143,12 @@ def test_the_records_are_all_there(shared: Path) -> None:
     index = records.out_of_fold
     assert data["rows"] == records.row[index].tolist()
     assert data["y"] == records.y[index].tolist()
-    _, cut = find_lengths(records.row[index], compared.datasets, 9)  # a run that reads less
-    assert np.array_equal(np.array(cut), np.array(data["lengths"]) > 9)
+    # a run that reads less than the dataset does, or all of a text
+    for on_long, limit in (("truncate", 9), ("window", 1_000)):
+        tokens = TokenizerSettings(9, on_long)
+        tuned_run = replace(run_of(shared / "runs/tuned", FinetuneRun), tokens=tokens)
+        _, cut = find_lengths(records.row[index], compared.datasets, tuned_run)
+        assert np.array_equal(np.array(cut), np.array(data["lengths"]) > limit)
     assert data["texts"] == [embedkit.load(shared / "data").text[row] for row in data["rows"]]
     for number, name in enumerate(data["methods"]):
         p = compared.predictions[name].take(index)
