@@ -54,7 +54,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 tests = $(foreach name,$(1),tests/$(subst ./,,$(dir $(name)))test_$(notdir $(name)).py)
 
 # some of each layer: what is read, encoded, stored, damaged, split, trained, scored and told
-QUICK := $(call tests,properties/architecture properties/mistakes arguments choices storage \
+QUICK := $(call tests,properties/architecture properties/mistakes arguments storage \
     corpus/corpus corpus/corpus_values encoding/tokenization encoding/encoder encoding/packed \
     encoding/tables dataset/extraction dataset/format dataset/damage dataset/resume search/search \
     runs/splits runs/scores runs/runs finetuning/finetune_methods comparison/compare cli/cli)
@@ -79,7 +79,7 @@ test-avx2: install
 OLDEST := .venv-oldest
 CORE := $(call tests,corpus/corpus corpus/corpus_formats encoding/tokenization encoding/encoder \
     encoding/packed dataset/extraction runs/splits runs/results search/search finetuning/heads \
-    sklearn properties/dependencies) \
+    sklearn install) \
     tests/finetuning/test_finetune.py::test_settings_make_runs_that_predict \
     tests/dataset/test_resume.py::test_a_damaged_shard_is_made_again
 

@@ -6,6 +6,7 @@ import ast
 import graphlib
 import inspect
 import io
+import re
 import sys
 import threading
 import tokenize
@@ -230,6 +231,16 @@ def test_the_way_of_a_record(tmp_path: Path) -> None:
     way = sorted(module for module, path in FILES.items() if str(path) in modules)
     print(len(way), "modules:", *way)
     assert len(way) <= MODULES_ON_THE_WAY, way
+
+
+def test_tests_that_the_makefile_names_exist() -> None:
+    text = (ROOT / "Makefile").read_text("utf-8").replace("\\\n", " ")
+    lists = re.findall(r"\$\(call tests,(.*?)\)", text)
+    files = [re.sub(r"([^/]+)$", r"test_\1.py", name) for names in lists for name in names.split()]
+    functions = re.findall(r"tests/(\S+)::(\w+)", text)
+    assert files and functions
+    for file, function in [*((file, "") for file in files), *functions]:
+        assert function in (ROOT / "tests" / file).read_text("utf-8")
 
 
 def test_no_function_is_hidden_by_a_module_of_its_name() -> None:
