@@ -238,7 +238,8 @@ def test_tests_that_the_makefile_names_exist() -> None:
     lists = re.findall(r"\$\(call tests,(.*?)\)", text)
     files = [re.sub(r"([^/]+)$", r"test_\1.py", name) for names in lists for name in names.split()]
     functions = re.findall(r"tests/(\S+)::(\w+)", text)
-    assert files and functions
+    assert files
+    assert functions
     for file, function in [*((file, "") for file in files), *functions]:
         assert function in (ROOT / "tests" / file).read_text("utf-8")
 
