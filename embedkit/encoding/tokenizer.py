@@ -31,7 +31,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -324,9 +324,8 @@ class TextTokenizer:
             tokenizer.backend_tokenizer.no_padding()
         # for one text and for two, in the order in which they are indexed by a flag
         self._templates = (self._template("one"), self._template("one", "two"))
-        self._odd_first = self._odd_token()
         # last, since it encodes with everything above
-        self._check_against_own()
+        self._compare()
 
     def cased(self) -> TextTokenizer:
         """The same tokenizer without its lower-casing; a :class:`UsageError` if it has none."""
@@ -542,47 +541,42 @@ class TextTokenizer:
         too_many = self._type_vocab and max(types) >= self._type_vocab
         return [0] * len(types) if too_many else types
 
-    def _odd_token(self) -> tuple[bool, bool]:
-        """True if the first text gets the odd token of a room for two, if it is longer and if not.
+    def _compare(self) -> None:
+        """Compare with the tokenizer's own output, and learn where the odd token of a room goes.
 
-        Asked for here, since it is not the same everywhere: tokenizers 0.23.3 gives the token to
+        Which of two long texts keeps it is not the same everywhere: tokenizers 0.23.3 leaves it to
         the longer text, 0.23.2 to the second, slow tokenizers to the first.
         """
-        settings = TokenizerSettings(max_length=self._templates[1].added + 5)
         # two words of as many tokens, so that lengths in tokens follow; of one word nobody could
         # tell where the first text ends, if nothing stands between the two
         ids = {w: self.hf(f"{w} " * 7, add_special_tokens=False)["input_ids"] for w in "abcde1가の"}
         alike = (w for w in ids if len(ids[w]) == len(ids["a"]) and ids[w] != ids["a"])
-        second, chosen = next(alike, "a"), []
-        for lengths in ((9, 7), (7, 9)):
-            pair = ("a " * lengths[0], f"{second} " * lengths[1])
-            expected = self.hf(*pair, truncation="longest_first", max_length=settings.max_length)
-            if self.hf.is_fast:  # the library keeps the limit
-                self.hf.backend_tokenizer.no_truncation()
-            # the loop sets the attribute that encode() reads; the caller sets the final answer
-            for self._odd_first in ((True, True), (False, False)):
-                kept = self.encode([pair[0]], [pair[1]], settings=settings).ids
-                if kept.tolist() == list(expected["input_ids"]):
-                    chosen.append(self._odd_first[0])
-                    break
-            else:
-                raise ModelError(
-                    f"the tokenizer {type(self.hf).__name__} cuts pairs of long texts in a way "
-                    "that is not reproduced here."
-                )
-        return chosen[0], chosen[1]
-
-    def _check_against_own(self) -> None:
-        # nothing is cut here: truncation has been compared in _odd_token
-        settings = TokenizerSettings(max_length=ENDLESS)
-        for text, pair in (("Hello, 한국어 텍스트!", None), ("What is it?", "a 日本語 text")):
-            tokenized = self.encode([text], None if pair is None else [pair], settings=settings)
-            expected, types = self.hf(text, pair), tokenized.type_ids.tolist()
-            if tokenized.ids.tolist() != expected["input_ids"] or types != self._segments(expected):
-                raise ModelError(
-                    f"the tokenizer {type(self.hf).__name__} adds special tokens in a way that is "
-                    "not reproduced here."
-                )
+        second, room = next(alike, "a"), self._templates[1].added + 5
+        cases = [
+            ("Hello, 한국어 텍스트!", None, ENDLESS),
+            ("What is it?", "a 日本語 text", ENDLESS),
+            ("a " * 9, f"{second} " * 7, room),
+            ("a " * 7, f"{second} " * 9, room),
+        ]
+        expected = []
+        for text, pair, length in cases:
+            whole = self.hf(text, pair, truncation="longest_first", max_length=length)
+            expected.append((list(whole["input_ids"]), self._segments(whole)))
+        if self.hf.is_fast:  # the library keeps the limit
+            self.hf.backend_tokenizer.no_truncation()
+        # the attribute that encode() reads; the last cases tell its two flags apart
+        for self._odd_first in product((True, False), repeat=2):
+            results = []
+            for text, pair, length in cases:
+                pairs, settings = None if pair is None else [pair], TokenizerSettings(length)
+                tokens = self.encode([text], pairs, settings=settings)
+                results.append((tokens.ids.tolist(), tokens.type_ids.tolist()))
+            if results == expected:
+                return
+        raise ModelError(
+            f"the tokenizer {type(self.hf).__name__} adds special tokens, or cuts pairs of long "
+            "texts, in a way that is not reproduced here."
+        )
 
 
 LIMIT = 0.2
