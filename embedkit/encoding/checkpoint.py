@@ -49,33 +49,11 @@ _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _LFS = b"version https://git-lfs"
 _SLACK = 1_000_000  # weights that a file may lack, such as those of a pooler
 
-_FROM_PADDING = (
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "mpnet",
-    "longformer",
-    "data2vec-text",
-    "xlm-roberta-xl",
-)
-"""Families whose first position is the one after that of the padding token."""
 _POSITIONS_STATED = "max_position_embeddings", "n_positions", "max_encoder_position_embeddings"
-FAMILIES = (
-    "bert",
-    "electra",
-    "distilbert",
-    *_FROM_PADDING,
-    "albert",
-    "deberta",
-    "deberta-v2",
-    "modernbert",
-    "ernie",
-    "nomic_bert",
-    "jina_embeddings_v3",
-    "gte",
-    "eurobert",
-    "qwen3",
-    "gemma3_text",
+FAMILIES = inventory.names(
+    "bert electra distilbert roberta xlm-roberta camembert mpnet longformer data2vec-text "
+    "xlm-roberta-xl albert deberta deberta-v2 modernbert ernie nomic_bert jina_embeddings_v3 gte "
+    "eurobert qwen3 gemma3_text"
 )
 """Families that are tested layer by layer; others are run as transformers runs them."""
 
@@ -199,7 +177,7 @@ class Checkpoint:
         # ESM has two kinds of positions
         if self.model_type == "esm" and self.config.get("position_embedding_type") == "rotary":
             return False
-        return self.model_type in (*_FROM_PADDING, *inventory.FROM_PADDING)
+        return self.model_type in inventory.FROM_PADDING
 
     @property
     def is_sentence_encoder(self) -> bool:
