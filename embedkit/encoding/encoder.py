@@ -39,7 +39,7 @@ from embedkit.encoding.model import (
     usable_length,
 )
 from embedkit.encoding.packed import PackedModel, fastest
-from embedkit.encoding.pooling import POOLERS, SentencePooler
+from embedkit.encoding.pooling import POOLERS, sentence_pooler
 from embedkit.encoding.products import calibrate, calibration_texts
 from embedkit.encoding.shard import OnTokens, PendingShard, Request, queue_shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
@@ -151,7 +151,7 @@ class Encoder(Reloaded):
         self.poolers = dict(POOLERS)
         # else asking for the sentence vector raises the problem, in check_poolings
         if not checkpoint.definition.problem:
-            self.poolers[Pooling.SENTENCE] = SentencePooler(checkpoint)
+            self.poolers[Pooling.SENTENCE] = sentence_pooler(checkpoint)
 
     def __repr__(self) -> str:
         return (
