@@ -106,17 +106,19 @@ class Checkpoint:
 
     def prefix_or_own(self, prefix: str | None, prompt: str | None = None) -> str:
         """The requested prefix, or that of a prompt by its name; by default the checkpoint's."""
-        if prefix and any(s.key == "include_prompt" and s.value is False for s in self.inventory):
+        if prompt is not None:
+            if prefix is not None:
+                problem = "it names a prefix; give one of both."
+                raise UsageError(problem, prompt=prompt, prefix=prefix)
+            if not self.definition.prompts:
+                raise UsageError("the checkpoint has no prompts. Pass a prefix.", prompt=prompt)
+            check_choice(tuple(self.definition.prompts), prompt=prompt)
+            prefix = self.definition.prompts[prompt]
+        text = self.prefix if prefix is None else prefix
+        if text and any(s.key == "include_prompt" and s.value is False for s in self.inventory):
             makers = f"{self.name} leaves the tokens of a prompt out of its mean (include_prompt)"
             logger.warning(f"{makers}; here the mean is of all tokens, those of a prefix too")
-        if prompt is None:
-            return self.prefix if prefix is None else prefix
-        if prefix is not None:
-            raise UsageError("it names a prefix; give one of both.", prompt=prompt, prefix=prefix)
-        if not self.definition.prompts:
-            raise UsageError("the checkpoint has no prompts. Pass a prefix.", prompt=prompt)
-        check_choice(tuple(self.definition.prompts), prompt=prompt)
-        return self.definition.prompts[prompt]
+        return text
 
     def own_view(self, *, last_layer: bool) -> tuple[Pooling, bool]:
         """Default pooling, and whether its vectors are normalized.
