@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from embedkit import storage
+from embedkit.encoding.inventory import names
 from embedkit.errors import ModelError
 from embedkit.remote import cache_folder
 
@@ -43,15 +44,9 @@ BUILT_SHA256 = "cb0f7284f9d66c939f21a7ea2f75ddd6253d3bbda962aedcaa65e7c27d49c1dd
 
 # 18 bytes for 32 weights
 _QUANTIZED = np.dtype([("scale", "<f2"), ("pairs", "u1", 16)])
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "layer_norm_eps",
+_SIZES = names(
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size "
+    "max_position_embeddings type_vocab_size layer_norm_eps"
 )
 """The first numbers of the file, by their names in ``config.json``."""
 _DOCUMENTS = Path(__file__).with_name("multilingual.json")
@@ -176,13 +171,13 @@ class _Source(NamedTuple):
 
 def _bert_tensors(source: _Source) -> dict[str, NDArray[np.float16]]:
     """The tensors by the names and in the shapes of ``BertModel``."""
-    names = dict(_EMBEDDINGS)
+    targets = dict(_EMBEDDINGS)
     for layer in range(source.sizes["num_hidden_layers"]):
         for part, module in _IN_LAYER.items():
-            names[f"l{layer}.{part}.w"] = f"encoder.layer.{layer}.{module}.weight"
-            names[f"l{layer}.{part}.b"] = f"encoder.layer.{layer}.{module}.bias"
+            targets[f"l{layer}.{part}.w"] = f"encoder.layer.{layer}.{module}.weight"
+            targets[f"l{layer}.{part}.b"] = f"encoder.layer.{layer}.{module}.bias"
     tensors = {}
-    for name, target in names.items():
+    for name, target in targets.items():
         values = source.tensors[name].astype(np.float16)
         # tensors are stored flat; rows of a matrix are as wide as the input of its product, rows of
         # embeddings as the hidden states

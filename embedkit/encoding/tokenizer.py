@@ -565,7 +565,7 @@ class TextTokenizer:
         if self.hf.is_fast:  # the library keeps the limit
             self.hf.backend_tokenizer.no_truncation()
         # the attribute that encode() reads; the last cases tell its two flags apart
-        for self._odd_first in product((True, False), repeat=2):
+        for self._odd_first in product((True, False), (True, False)):
             results = []
             for text, pair, length in cases:
                 pairs, settings = None if pair is None else [pair], TokenizerSettings(length)
