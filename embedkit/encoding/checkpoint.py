@@ -27,6 +27,7 @@ from embedkit.encoding.definition import (
     Module,
     SentenceModule,
     as_data,
+    damaged,
     defined_by,
     inner_module,
     modules_of,
@@ -160,9 +161,8 @@ class Checkpoint:
         """
         size = sum((self.transformer / name).stat().st_size for name in self.weights)
         if count > size + _SLACK:
-            file = self.transformer / "config.json"
             problem = f"it is of {count:,} weights, which are not in {size:,} bytes"
-            raise DamagedModelError(f"{self.name}: {file} is damaged: {problem}. {FETCH_AGAIN}")
+            raise damaged(self.transformer / "config.json", problem)
 
     @property
     def limit(self) -> float:
@@ -294,7 +294,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         problem = "config.json asks for quantized weights"
         raise ModelError(f"{name}: {problem}. Convert them, and save the model.")
     if problem := inventory.wrong_size(config, *(transformer / file for file in weights)):
-        raise DamagedModelError(f"{name}: {config_path}: {problem}. {FETCH_AGAIN}")
+        raise damaged(config_path, problem)
     adapter = _adapter(transformer, name)
     # a clone without git-lfs has a few lines of text in place of the weights
     tensors = [transformer / file for file in (*weights, *filter(None, [adapter]))]
@@ -456,55 +456,53 @@ def has_multilingual() -> bool:
 
 def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, str]:
     """Folder and commit of the cached snapshot if it is complete, else of a download."""
-    import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    at = f" at revision {revision}" if revision else ""
-    nowhere = f"no such folder.{near_path(Path(name))} As a hub id{at}: "
     # without a request: a cached branch is not compared with the hub
     if cached := _cached_snapshot(name, revision):
         return cached, cached.name
+    at = f" at revision {revision}" if revision else ""
+    absent = f"no such folder.{near_path(Path(name))} As a hub id{at}: not in the cache, and"
     if offline or constants.HF_HUB_OFFLINE:
-        raise ModelError(
-            f"{nowhere}not in the cache, and offline mode forbids fetching it. Fetch it once "
-            f"online, give a folder, or use {DEFAULT_MODEL}.",
-            model=name,
-        )
+        problem = f"{absent} offline mode forbids fetching it. Fetch it once online. {GIVE_ANOTHER}"
+        raise ModelError(problem, model=name)
     try:
-        info = huggingface_hub.HfApi().model_info(name, revision=revision)
-        # configuration, tokenizer and one kind of weights; no code, no other frameworks
-        files = [s.rfilename for s in info.siblings or ()]
-        top = [file for file in files if "/" not in file]
-        side = [file for file in top if file.endswith(_SIDE_FILES)]
-        tensors = [f for f in top if re.fullmatch(r"model.*\.safetensors", f)]
-        # never both kinds, which would double the download
-        weights = tensors or [f for f in top if re.fullmatch(r"pytorch_model.*\.bin", f)]
-        if _ADAPTER in top:
-            weights += [f for f in top if re.fullmatch(r"adapter_model\.(safetensors|bin)", f)]
-        fetch = huggingface_hub.snapshot_download
-        folder = Path(fetch(name, revision=revision, allow_patterns=side))
-        # by the commit and no longer by the branch, which may have moved meanwhile
-        commit = folder.name
-        # modules stand wherever modules.json says
-        places = {module["path"] for module in modules_of(folder)}
-        units = [file for file in files if str(Path(file).parent) in places]
-        units = [f for f in units if f.endswith(_SIDE_FILES) or Path(f).name in _MODULE_FILES]
-        # the weights last: a snapshot with weights is complete
-        for patterns in filter(None, (units, weights)):
-            fetch(name, revision=commit, allow_patterns=patterns)
+        return _downloaded(name, revision)
     except ModelError:  # of modules.json
         raise
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise ModelError(
-            f"{nowhere}the hub has none, or it is private (then log in: hf auth login).", model=name
-        ) from error
+        problem = f"{absent} the hub has none, or it is private (then log in: hf auth login)."
+        raise ModelError(problem, model=name) from error
     except Exception as error:  # the HTTP client's own errors have no common public base
-        raise ModelError(
-            f"{nowhere}not in the cache, and the hub cannot be reached ({first_line(error)}). "
-            f"{GIVE_ANOTHER}",
-            model=name,
-        ) from error
+        problem = f"{absent} the hub cannot be reached ({first_line(error)}). {GIVE_ANOTHER}"
+        raise ModelError(problem, model=name) from error
+
+
+def _downloaded(name: str, revision: str | None) -> tuple[Path, str]:
+    """Configuration, tokenizer and one kind of weights; no code, no other frameworks."""
+    import huggingface_hub
+
+    info = huggingface_hub.HfApi().model_info(name, revision=revision)
+    files = [s.rfilename for s in info.siblings or ()]
+    top = [file for file in files if "/" not in file]
+    side = [file for file in top if file.endswith(_SIDE_FILES)]
+    tensors = [f for f in top if re.fullmatch(r"model.*\.safetensors", f)]
+    # never both kinds, which would double the download
+    weights = tensors or [f for f in top if re.fullmatch(r"pytorch_model.*\.bin", f)]
+    if _ADAPTER in top:
+        weights += [f for f in top if re.fullmatch(r"adapter_model\.(safetensors|bin)", f)]
+    fetch = huggingface_hub.snapshot_download
+    folder = Path(fetch(name, revision=revision, allow_patterns=side))
+    # by the commit and no longer by the branch, which may have moved meanwhile
+    commit = folder.name
+    # modules stand wherever modules.json says
+    places = {module["path"] for module in modules_of(folder)}
+    units = [file for file in files if str(Path(file).parent) in places]
+    units = [f for f in units if f.endswith(_SIDE_FILES) or Path(f).name in _MODULE_FILES]
+    # the weights last: a snapshot with weights is complete
+    for patterns in filter(None, (units, weights)):
+        fetch(name, revision=commit, allow_patterns=patterns)
     return folder, commit
 
 
@@ -520,19 +518,16 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
         )
         cached = next((file for file in places if isinstance(file, str)), None)
     except HFValidationError as error:
-        raise ModelError(
-            f"no folder, and no name on the hub (owner/name).{near_path(Path(name))}", model=name
-        ) from error
-    folder = None if cached is None else Path(cached).parent
-    # a snapshot without weights is a download that was interrupted, and is continued
-    return folder if folder is not None and _has_weights(folder) else None
-
-
-def _has_weights(folder: Path) -> bool:
+        problem = f"no folder, and no name on the hub (owner/name).{near_path(Path(name))}"
+        raise ModelError(problem, model=name) from error
+    if cached is None:
+        return None
+    folder = Path(cached).parent
     try:
-        return bool(_weight_files(folder / inner_module(modules_of(folder)), folder.name))
-    except ModelError:
-        return False
+        _weight_files(folder / inner_module(modules_of(folder)), folder.name)
+    except ModelError:  # without weights it is a download that was interrupted, and is continued
+        return None
+    return folder
 
 
 _FIRST_TRUSTED = "2.10"
