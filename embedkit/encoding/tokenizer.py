@@ -82,10 +82,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     folder, config = checkpoint.transformer, checkpoint.built_config()
     files = (file for name in _FILES for file in sorted(folder.glob(name)))
     if (file := next(files, None)) is None:
-        raise ModelError(
-            f"{checkpoint.name}: {folder} holds no tokenizer (tokenizer.json, vocab.txt "
-            "or a SentencePiece model)."
-        )
+        kinds = "tokenizer.json, vocab.txt or a SentencePiece model"
+        raise ModelError(f"{checkpoint.name}: {folder} holds no tokenizer ({kinds}).")
     # what sentence-transformers would pass to the loader; it wins over tokenizer_config.json
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
     settings = {**checkpoint.side_json("tokenizer_config.json", TokenizerConfig), **options}
@@ -111,15 +109,14 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             if set(vocabulary) <= set(tokenizer.all_special_tokens):
                 raise DamagedModelError(
                     f"{checkpoint.name}: {file} holds no vocabulary for a {checkpoint.model_type} "
-                    "model. Give a folder with tokenizer.json, or name the class that reads it in "
-                    'tokenizer_config.json, such as {"tokenizer_class": "BertTokenizer"}.'
+                    "model. Give a folder with tokenizer.json, or name its tokenizer_class in "
+                    "tokenizer_config.json, such as BertTokenizer."
                 )
             # an empty entry is a blank line, which no text gives
             if rows and (largest := max(id for entry, id in vocabulary.items() if entry)) >= rows:
                 raise DamagedModelError(
                     f"{checkpoint.name}: {file} has ids up to {largest}, but the model only {rows} "
-                    "embeddings. They do not belong together; if tokens were added to the tokenizer"
-                    " alone, call model.resize_token_embeddings(len(tokenizer)) and save both."
+                    "embeddings. If tokens were added, call model.resize_token_embeddings too."
                 )
             # only where nothing but tokenizer.json speaks of case; a stated option is transformers'
             # to apply
@@ -159,20 +156,12 @@ def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error:
     # a family has a slow class, a fast one or both, and a checkpoint may name the other one
     classes = {kind, kind.removesuffix("Fast"), f"{kind}Fast"}
     if kind and not any(hasattr(transformers, name) for name in classes):
-        return (
-            f"is a {kind}, which transformers does not have, and code of a checkpoint is not run. "
-            "Save it with a tokenizer.json."
-        )
+        return f"is a {kind}, which transformers does not have. Save it with a tokenizer.json."
     if file.suffix == ".model" and not (is_sentencepiece_available() and is_protobuf_available()):
-        return (
-            f"({file.name}, a SentencePiece model) needs the packages sentencepiece and protobuf: "
-            "pip install sentencepiece protobuf."
-        )
+        return f"is {file.name}, a SentencePiece model: pip install sentencepiece protobuf."
     if isinstance(error, ImportError):
-        return (
-            f"needs another package ({first_line(error)}). For the Japanese BERT models: "
-            "pip install fugashi unidic-lite ipadic."
-        )
+        japanese = "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
+        return f"needs another package ({first_line(error)}). {japanese}"
     return ""
 
 
@@ -180,11 +169,9 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: i
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
     if limit is not None:
         if limit > checkpoint.limit:
-            raise UsageError(
-                f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens."
-                f"{Option('on_long', 'window', before=' Use ', after=' for longer texts.')}",
-                max_length=limit,
-            )
+            advice = Option("on_long", "window", before=" Use ", after=" for longer texts.")
+            problem = f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens.{advice}"
+            raise UsageError(problem, max_length=limit)
         return limit
     stated = inventory.stated_length(checkpoint.sentence)
     # model_max_length is 10**30 where nothing is stated; positions bound it
@@ -398,11 +385,8 @@ class TextTokenizer:
         added = self._templates[paired].added
         room = settings.max_length - added
         if room < (fewest := 2 if paired else 1):
-            raise UsageError(
-                f"it leaves no room for text beside the {added} special tokens. Use "
-                f"{added + fewest} or more.",
-                max_length=settings.max_length,
-            )
+            problem = f"no room for text beside {added} special tokens. Use {added + fewest}."
+            raise UsageError(problem, max_length=settings.max_length)
         # called for its error alone: a stride as wide as a window would never advance. With pairs
         # the window may shrink to what the repeated text leaves
         if settings.on_long == "window":
@@ -598,9 +582,8 @@ def note_if_spelled_out(
     if (fraction := spelled_out(tokenizer, texts)) >= LIMIT:
         alternative = f", or {MULTILINGUAL}" if checkpoint.name != MULTILINGUAL else ""
         logger.warning(
-            f"the vocabulary of {checkpoint.name} splits {100 * fraction:.0f} % of the words into "
-            "single letters or [UNK]: expect poor vectors. Use a checkpoint of their "
-            f"language{alternative}."
+            f"{checkpoint.name} splits {100 * fraction:.0f} % of the words into single letters or "
+            f"[UNK]: expect poor vectors. Use a checkpoint of their language{alternative}."
         )
 
 
