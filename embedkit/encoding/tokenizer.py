@@ -49,7 +49,6 @@ from embedkit.encoding.windows import (
     ends_of,
     kept_tokens,
     ranges,
-    window_starts,
     windows_of,
 )
 from embedkit.encoding.words import ENDLESS, Ints, Spans, align, word_index, word_spans
@@ -116,7 +115,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             if rows and (largest := max(id for entry, id in vocabulary.items() if entry)) >= rows:
                 raise DamagedModelError(
                     f"{checkpoint.name}: {file} has ids up to {largest}, but the model only {rows} "
-                    "embeddings. If tokens were added, call model.resize_token_embeddings too."
+                    "embeddings. They do not belong together, or lack model.resize_token_embeddings()."
                 )
             # only where nothing but tokenizer.json speaks of case; a stated option is transformers'
             # to apply
@@ -387,10 +386,12 @@ class TextTokenizer:
         if room < (fewest := 2 if paired else 1):
             problem = f"no room for text beside {added} special tokens. Use {added + fewest}."
             raise UsageError(problem, max_length=settings.max_length)
-        # called for its error alone: a stride as wide as a window would never advance. With pairs
-        # the window may shrink to what the repeated text leaves
-        if settings.on_long == "window":
-            window_starts(0, room - room // 2 if paired else room, settings.stride)
+        # a stride as wide as a window would never advance; with pairs the window may shrink to what
+        # the repeated text leaves
+        size = room - room // 2 if paired else room
+        if settings.on_long == "window" and settings.stride >= size:
+            problem = f"expected fewer than the {size} tokens of a window."
+            raise UsageError(problem, stride=settings.stride)
         return room
 
     def _side(self, texts: Sequence[str], prefix: str, *, offsets: bool) -> _Side:

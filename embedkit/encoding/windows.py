@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from embedkit.choices import OnLong
 from embedkit.encoding.words import Ints
-from embedkit.errors import UsageError
 from embedkit.records import Count, Positive
 from embedkit.types import Bool, Int64
 
@@ -123,15 +122,6 @@ def match(keys: Int64, among: Int64) -> Int64:
     return np.where(among[place] == keys, place, -1)
 
 
-def window_starts(length: int, size: int, stride: int) -> list[int]:
-    """Starts of the windows of ``size`` tokens over ``length`` tokens."""
-    if stride >= size:
-        raise UsageError(f"expected fewer than the {size} tokens of a window.", stride=stride)
-    # the last window ends with the text, hence it may share more than stride with the one before it
-    last = max(length - size, 0)
-    return [*range(0, last, size - stride), last]
-
-
 def kept_tokens(counts: Int64, room: int, odd_first: tuple[bool, bool]) -> Int64:
     """Tokens left of each text after truncation of the longer one, ``(texts, sides)``.
 
@@ -187,7 +177,9 @@ def _cut(
     moving = int(np.argmax(kept))
     length = int(kept[moving])
     size = room - (int(kept.sum()) - length)
-    starts = window_starts(length, size, stride)
+    # the last window ends with the text, hence it may share more than stride with the one before it
+    last = max(length - size, 0)
+    starts = [*range(0, last, size - stride), last]
     # tokens in front of the moving text: special ones, and a first text that is repeated
     before = int(np.argmax(segment == moving))
     after = before + length
