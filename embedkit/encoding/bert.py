@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from embedkit.encoding.checkpoint import Checkpoint
 
@@ -41,12 +41,8 @@ class States(NamedTuple):
     hidden_states: tuple[Tensor, ...]
 
 
-class GELUActivation(nn.Module):
+class GELUActivation(nn.GELU):
     """The activation, under the name that it has in transformers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return GELU by the error function."""
-        return gelu(x)
 
 
 def _attend(
