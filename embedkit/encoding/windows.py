@@ -130,16 +130,12 @@ def kept_tokens(counts: Int64, room: int, odd_first: tuple[bool, bool]) -> Int64
     """
     if counts.shape[1] == 1:
         return np.minimum(counts, room)
-    shorter = counts.min(axis=1)
-    # only then both are cut; else the shorter one stays whole and the longer takes the rest
-    both_long = shorter > room // 2
-    shorter = np.where(both_long, room // 2, shorter)
     longer = counts[:, 0] > counts[:, 1]
-    more_first = np.where(both_long, np.where(longer, *odd_first), longer)
-    first = np.where(more_first, room - shorter, shorter)
-    # computed for all texts and overruled here where nothing is to be cut
-    fits = counts.sum(axis=1, keepdims=True) <= room
-    return np.where(fits, counts, np.stack([first, room - first], axis=1))
+    # two long texts have half of the room each, and one of them the odd token
+    first = room // 2 + room % 2 * np.where(longer, *odd_first)
+    halves = np.stack([first, room - first], axis=1)
+    # more, if the other text leaves more
+    return np.asarray(np.minimum(counts, np.maximum(room - counts[:, ::-1], halves)))
 
 
 def windows_of(
