@@ -66,8 +66,7 @@ _PORTED = ("nomic_bert", "jina_embeddings_v3", "gte", "eurobert")
 
 POSITIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_PORTED, "modernbert"), ("rope", "rotary")),
-    "esm": ("rotary",),
-    "evolla": ("rotary",),
+    **_each(("rotary",), "esm evolla"),
     "granitemoehybrid": ("rope",),
 }
 """Kinds of positions that a family computes beside ``absolute``. transformers 5 removed relative
@@ -254,17 +253,15 @@ def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def stated_length(sentence: Mapping[str, Any]) -> tuple[str, int] | None:
     """Key and number of tokens per text in the settings, as sentence-transformers reads them."""
-    calls = _section(sentence, "processing_kwargs")
+    values = {s.key: s.value for s in statements("", sentence, SENTENCE)}
     # the order in which sentence-transformers lets one setting override another
-    for source, key, path in (
-        (_section(calls, "common"), "max_length", "processing_kwargs.common."),
-        (_section(calls, "text"), "max_length", "processing_kwargs.text."),
-        (_section(sentence, "processor_kwargs"), "model_max_length", "processor_kwargs."),
-        (sentence, "max_seq_length", ""),
+    for key in names(
+        "processing_kwargs.common.max_length processing_kwargs.text.max_length "
+        "processor_kwargs.model_max_length max_seq_length"
     ):
-        value = source.get(key)
+        value = values.get(key)
         if isinstance(value, int) and value > 0:
-            return path + key, value
+            return key, value
     return None
 
 
