@@ -369,9 +369,8 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
         stem = str(classes[0]).lower() if isinstance(classes, list) and classes else ""
         # the longest first: "deberta" must not take DebertaV2Model
         families = sorted(FAMILIES, key=len, reverse=True)
-        kind = next((t for t in families if stem.startswith(t.replace("-", ""))), None)
-        if kind is None and (folder / "vocab.txt").is_file():
-            kind = "bert"
+        other = "bert" if (folder / "vocab.txt").is_file() else None
+        kind = next((t for t in families if stem.startswith(t.replace("-", ""))), other)
     decoding = ("is_decoder", "is_encoder_decoder", "add_cross_attention")
     if kind in FAMILIES and (key := next(filter(config.get, decoding), None)):
         raise ModelError(

@@ -51,14 +51,10 @@ BATCH_TOKENS = {"int8": 1_024, "cpu": 2_048, "cuda": 65_536}
 """Tokens per batch by precision or device; on CPU few, so that activations stay in the cache, and
 in int8, which has more of them, so that their memory is not given back after every batch."""
 
-_NO_MEMORY = (
-    "can't allocate memory",
-    "std::bad_alloc",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",  # of pinned memory of the host too
+_NO_MEMORY = re.compile(
+    "can't allocate memory|std::bad_alloc|_STATUS_ALLOC_FAILED|CUDA error: out of memory"
 )
-"""Messages of libraries without a class of errors for lack of memory."""
+"""Messages of libraries without a class of errors for lack of memory, pinned memory included."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -86,7 +82,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     # of NumPy and the allocator of CUDA; on CPU torch raises a plain RuntimeError
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
