@@ -268,7 +268,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     config |= inventory.options_of(sentence, "config_kwargs")
     config["model_type"] = kind = _model_type(config, transformer, name)
     rules = inventory.config_rules(kind, alone=not modules)
-    listed = {key: config[key] for key in config.keys() & rules}
+    listed = {key: value for key, value in config.items() if key in rules}
     statements = list(inventory.statements("config.json", listed, rules))
     # what names code is among the statements, and goes no further
     config = as_data({key: config[key] for key in config if key not in inventory.OVERRIDDEN})
