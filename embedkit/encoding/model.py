@@ -288,14 +288,12 @@ class PlainModel(Model):
         return bool((padded - alone).norm() > limit * alone.norm())
 
 
-def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:
+def _by_length(batch: PackedBatch) -> list[PackedBatch]:
     """Parts of a batch, in its order, that need no padding."""
-    start = 0
-    for _, group in groupby(batch.lengths):
-        lengths = [*group]
-        rows = slice(start, start + sum(lengths))
-        yield PackedBatch.of(batch.ids[rows], batch.type_ids[rows], lengths)
-        start = rows.stop
+    groups = [[*equal] for _, equal in groupby(batch.lengths)]
+    sizes = [sum(lengths) for lengths in groups]
+    ids, types = (torch.split(values, sizes) for values in (batch.ids, batch.type_ids))
+    return [PackedBatch.of(*part) for part in zip(ids, types, groups, strict=True)]
 
 
 @undisturbed()
