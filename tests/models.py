@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from embedkit.choices import Pooling
-from embedkit.encoding.checkpoint import _FROM_PADDING, find_checkpoint
 from embedkit.encoding.checkpoint import FAMILIES as KNOWN
+from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.inventory import FROM_PADDING
 from embedkit.encoding.model import Model, PackedBatch, PlainModel, load_model
 from embedkit.encoding.views import LayerSpec, View
 
@@ -114,7 +115,7 @@ def build(family: str, folder: Path) -> Path:
     one_segment = {"type_vocab_size": 1, "max_position_embeddings": 162}
     grouped = {"num_key_value_heads": 1, "head_dim": 12}
     by_family: dict[str, dict[str, Any]] = {
-        **dict.fromkeys((*_FROM_PADDING, "roberta_wordpiece"), one_segment),
+        **dict.fromkeys((*FROM_PADDING, "roberta_wordpiece"), one_segment),
         "electra": {"embedding_size": 16, "initializer_range": 0.3},
         "albert": {"embedding_size": 16},
         "longformer": {**one_segment, "attention_window": [8, 8, 8]},

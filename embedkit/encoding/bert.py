@@ -20,12 +20,13 @@ What is notable:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from embedkit.encoding.checkpoint import Checkpoint
 
@@ -40,12 +41,8 @@ class States(NamedTuple):
     hidden_states: tuple[Tensor, ...]
 
 
-class GELUActivation(nn.Module):
+class GELUActivation(nn.GELU):
     """The activation, under the name that it has in transformers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return GELU by the error function."""
-        return gelu(x)
 
 
 def _attend(
@@ -88,34 +85,24 @@ class _Output(nn.Module):
         return self.LayerNorm(self.dense(hidden) + before)
 
 
-class _Attention(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.self, self.output = _SelfAttention(config), _Output(config, config.hidden_size)
-
-    def forward(self, hidden: Tensor, mask: Tensor | None) -> Any:
-        return self.output(self.self(hidden, mask), hidden)
-
-
-class _Intermediate(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.intermediate_act_fn = GELUActivation()
-
-    def forward(self, hidden: Tensor) -> Any:
-        return self.intermediate_act_fn(self.dense(hidden))
-
-
 class _Layer(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.attention, self.intermediate = _Attention(config), _Intermediate(config)
-        self.output = _Output(config, config.intermediate_size)
+        width, inner = config.hidden_size, config.intermediate_size
+        # as transformers nests and names them: the parts without a step of their own hold others
+        self.attention = nn.ModuleDict(
+            {"self": _SelfAttention(config), "output": _Output(config, width)}
+        )
+        self.intermediate = nn.ModuleDict(
+            {"dense": nn.Linear(width, inner), "intermediate_act_fn": GELUActivation()}
+        )
+        self.output = _Output(config, inner)
 
     def forward(self, hidden: Tensor, mask: Tensor | None) -> Any:
-        attended = self.attention(hidden, mask)
-        return self.output(self.intermediate(attended), attended)
+        context = self.attention["self"](hidden, mask)
+        attended = self.attention["output"](context, hidden)
+        inner = self.intermediate["dense"](attended)
+        return self.output(self.intermediate["intermediate_act_fn"](inner), attended)
 
 
 class _Embeddings(nn.Module):
@@ -139,15 +126,6 @@ class _Embeddings(nn.Module):
         return self.LayerNorm(states + self.position_embeddings(positions))
 
 
-class _Pooler(nn.Module):
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        return torch.tanh(self.dense(hidden[:, 0]))
-
-
 class Bert(nn.Module):
     """An encoder of one of the two families; RoBERTa numbers positions from that of padding on."""
 
@@ -158,7 +136,10 @@ class Bert(nn.Module):
         self.config, self.base_model_prefix = config, base
         self._counts = counts_from_padding
         self.embeddings = _Embeddings(config)
-        self.pooler: nn.Module | None = _Pooler(config)
+        # of first tokens, (sequences, 1, width)
+        dense = nn.Linear(config.hidden_size, config.hidden_size)
+        steps = {"rows": nn.Flatten(), "dense": dense, "activation": nn.Tanh()}
+        self.pooler: nn.Module | None = nn.Sequential(OrderedDict(steps))
         layers = [_Layer(config) for _ in range(config.num_hidden_layers)]
         self.encoder: Any = nn.ModuleDict({"layer": nn.ModuleList(layers)})
 

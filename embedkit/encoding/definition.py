@@ -134,9 +134,7 @@ def modules_of(folder: Path) -> list[Module]:
         # a path could lead out of the folder, whose files alone are hashed
         if (path := module["path"]) and not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)*", path):
             problem = f"{path!r:.100} is not the name of a folder in it"
-            raise DamagedModelError(
-                f"{folder / 'modules.json'} is damaged: {problem}. {FETCH_AGAIN}"
-            )
+            raise damaged(folder / "modules.json", problem)
     return modules
 
 
@@ -175,20 +173,22 @@ def defined_by(
     pooling = None if (folder / "modules.json").is_file() else _usual_pooling(config)
     for number, module in enumerate(listed):
         kind, path = module["type"].rpartition(".")[2], module["path"]
-        where, problem, content = f"{path or 'the tokenizer'} ({kind})", "", {}
+        where, file = f"{path or 'the tokenizer'} ({kind})", f"{path}/config.json"
         if not module["type"].startswith("sentence_transformers."):
-            problem = f"{where}, code of the checkpoint"
+            problems.append(f"{where}, code of the checkpoint")
+            continue
         # a transformer anywhere but first would take the place of another one
-        elif kind not in inventory.MODULES or (kind == "Transformer") != (number == 0):
-            problem = where
-        elif kind != "Transformer":
-            content = read_data(folder / path / "config.json", _SentenceConfig)
-            file = f"{path}/config.json"
-            statements += inventory.statements(file, content, inventory.MODULES[kind])
+        if kind not in inventory.MODULES or (kind == "Transformer") != (number == 0):
+            problems.append(where)
+            continue
+        if kind == "Transformer":
+            continue
+        content = read_data(folder / path / "config.json", _SentenceConfig)
+        statements += inventory.statements(file, content, inventory.MODULES[kind])
         # nothing of these two can be guessed
-        if kind in ("Pooling", "Dense") and not problem and not content:
-            problem = f"{path}/config.json, which is missing"
-        elif kind == "Pooling" and not problem:
+        if kind in ("Pooling", "Dense") and not content:
+            problems.append(f"{file}, which is missing")
+        elif kind == "Pooling":
             modes = [key for key, value in content.items() if value and "pooling_mode_" in key]
             mode = content.get("pooling_mode", modes or "mean")
             # one string in newer files, a list where several are concatenated
@@ -196,16 +196,15 @@ def defined_by(
             names = [name.removeprefix("pooling_mode_") for name in names]
             pooling = _POOLINGS.get(names[0].partition("_token")[0]) if len(names) == 1 else None
             if pooling is None:
-                problem = f"{where} by {' and '.join(names)}"
+                problems.append(f"{where} by {' and '.join(names)}")
             # what stands before it is of tokens
             elif modules:
-                problem = f"{where} after {modules[-1].folder}"
+                problems.append(f"{where} after {modules[-1].folder}")
             # the mean would leave out tokens of the prompt, which is not done here
             elif not content.get("include_prompt", True) and any(prompts.values()):
-                problem = f"{where} without the prompt"
-        elif kind in ("Dense", "Normalize") and not problem:
+                problems.append(f"{where} without the prompt")
+        elif kind in ("Dense", "Normalize"):
             modules.append(SentenceModule(kind, path, content))
-        problems += [problem] if problem else []
     default = general.get("default_prompt_name")
     if default is not None and default not in prompts:
         statements.append(Statement(root, "default_prompt_name", default, inventory.REFUSED))
@@ -246,8 +245,13 @@ def read_data(path: Path, kind: Any = dict[str, Any]) -> Any:
         # for its errors alone: the value stays as it is, with keys that are not described
         msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise DamagedModelError(f"{path} is damaged: {first_line(error)}. {FETCH_AGAIN}") from error
+        raise damaged(path, first_line(error)) from error
     return value
+
+
+def damaged(file: Path, problem: str) -> DamagedModelError:
+    """The error of a file of a checkpoint that can be had whole."""
+    return DamagedModelError(f"{file} is damaged: {problem}. {FETCH_AGAIN}")
 
 
 def as_data(config: dict[str, Any]) -> dict[str, Any]:

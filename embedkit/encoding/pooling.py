@@ -7,7 +7,6 @@ and ``offsets`` ``(sequences,)`` are their starts. Sums are in float32 whatever 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from typing import NamedTuple
@@ -35,102 +34,80 @@ class PackedTokens(NamedTuple):
     head: Callable[[Tensor], Tensor]  # the pooler: first tokens of the last layer to vectors
 
 
-class Pooler(ABC):
+class Pooler(NamedTuple):
     """One kind of pooling: from the hidden states of sequences to the vectors of texts."""
 
-    reads_all = True
-    """True if it reads other tokens than the first ones."""
-    width: int | None = None
-    """Width of its vectors where that is not the width of the hidden states."""
+    pool: Callable[[Tensor, PackedTokens], Tensor]
+    """Vectors of sequences, ``(sequences, width)`` float32, or undivided sums.
 
-    @abstractmethod
-    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """Vectors of sequences, ``(sequences, width)`` float32, or undivided sums.
+    The hidden states are ``(all_tokens, width)``; float32 for poolings that read all tokens.
+    """
+    combine: Callable[[Float32, Int64, Int64], Float32]
+    """Vectors of texts from those of their windows, ``(windows, width)``.
 
-        ``hidden`` is ``(all_tokens, width)``; float32 for poolings that read all tokens.
-        """
-
-    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        """Vectors of texts from those of their windows, ``(windows, width)``; by default the mean.
-
-        ``first`` is the first window of each text, ``counts`` the counted tokens of each window.
-        Where each text has one window, the result may take the place of the input.
-        """
-        # divided by the windows of each text
-        return _divided(_by_text(np.add, values, first), np.diff(first, append=len(values)))
+    The two others are the first window of each text, and the counted tokens of each window. Where
+    each text has one window, the result may take the place of the input.
+    """
+    reads_all: bool = True  # other tokens than the first ones
+    width: int | None = None  # of its vectors, where that is not the width of the hidden states
 
 
-class _Cls(Pooler):
-    reads_all = False
-
-    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """As in :class:`Pooler`."""
-        return hidden[tokens.first].float()
+def _first(hidden: Tensor, tokens: PackedTokens) -> Tensor:
+    return hidden[tokens.first].float()
 
 
-class _Head(Pooler):
-    reads_all = False
-
-    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """As in :class:`Pooler`."""
-        return tokens.head(hidden[tokens.first])
+def _head(hidden: Tensor, tokens: PackedTokens) -> Tensor:
+    return tokens.head(hidden[tokens.first])
 
 
-class _Mean(Pooler):
-    """Sums per window, divided per text."""
-
-    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """As in :class:`Pooler`."""
-        # one call for sequences of all lengths, and each is summed in token order whatever the
-        # batch. Sums are not divided here: of a text in several windows the mean is over tokens,
-        # not over windows
-        return embedding_bag(tokens.counted, hidden.float(), tokens.offsets, mode="sum")
-
-    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        """As in :class:`Pooler`."""
-        return _divided(_by_text(np.add, values, first), np.add.reduceat(counts, first))
+def _sum(hidden: Tensor, tokens: PackedTokens) -> Tensor:
+    # one call for sequences of all lengths, and each is summed in token order whatever the batch.
+    # Sums are not divided here: of a text in several windows the mean is over tokens, not windows
+    return embedding_bag(tokens.counted, hidden.float(), tokens.offsets, mode="sum")
 
 
-class _Max(Pooler):
-    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """As in :class:`Pooler`."""
-        chosen, values, offsets = tokens.counted, hidden.float(), tokens.offsets
-        highest = embedding_bag(chosen, values, offsets, mode="max")
-        # a sum is NaN if any of its values is
-        total = embedding_bag(chosen, values, offsets, mode="sum")
-        return torch.where(total.isnan(), total, highest)  # the maximum alone ignores NaN
-
-    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        """As in :class:`Pooler`."""
-        # each of several windows has counted tokens
-        return _by_text(np.maximum, values, first)
+def _max(hidden: Tensor, tokens: PackedTokens) -> Tensor:
+    chosen, values, offsets = tokens.counted, hidden.float(), tokens.offsets
+    highest = embedding_bag(chosen, values, offsets, mode="max")
+    # a sum is NaN if any of its values is
+    total = embedding_bag(chosen, values, offsets, mode="sum")
+    return torch.where(total.isnan(), total, highest)  # the maximum alone ignores NaN
 
 
-class _LastToken(Pooler):
-    """The last token; of a text in several windows that of the last one."""
+def _last(hidden: Tensor, tokens: PackedTokens) -> Tensor:
+    if not len(tokens.counted):
+        return hidden.new_zeros(len(tokens.offsets), hidden.shape[1])
+    # one end for each sequence: where the next one starts, or the last one stops
+    ends = torch.cat([tokens.offsets[1:], tokens.offsets.new_full((1,), len(tokens.counted))])
+    # an empty sequence has no last token; it reads any row, which the next line turns to zeros
+    vectors = hidden[tokens.counted[(ends - 1).clamp(min=0)]]
+    return torch.where((ends > tokens.offsets).unsqueeze(1), vectors, 0)
 
-    def pool(self, hidden: Tensor, tokens: PackedTokens) -> Tensor:
-        """As in :class:`Pooler`."""
-        if not len(tokens.counted):
-            return hidden.new_zeros(len(tokens.offsets), hidden.shape[1])
-        # one end for each sequence: where the next one starts, or the last one stops
-        ends = torch.cat([tokens.offsets[1:], tokens.offsets.new_full((1,), len(tokens.counted))])
-        # an empty sequence has no last token; it reads any row, which the next line turns to zeros
-        vectors = hidden[tokens.counted[(ends - 1).clamp(min=0)]]
-        return torch.where((ends > tokens.offsets).unsqueeze(1), vectors, 0)
 
-    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        """As in :class:`Pooler`."""
-        # the window before the next text's first one
-        return np.asarray(values[np.append(first[1:], len(values)) - 1])
+def _mean_of_windows(values: Float32, first: Int64, _counts: Int64) -> Float32:
+    return _divided(_by_text(np.add, values, first), np.diff(first, append=len(values)))
+
+
+def _mean_of_tokens(values: Float32, first: Int64, counts: Int64) -> Float32:
+    return _divided(_by_text(np.add, values, first), np.add.reduceat(counts, first))
+
+
+def _highest(values: Float32, first: Int64, _counts: Int64) -> Float32:
+    # each of several windows has counted tokens
+    return _by_text(np.maximum, values, first)
+
+
+def _last_window(values: Float32, first: Int64, _counts: Int64) -> Float32:
+    # the window before the next text's first one
+    return np.asarray(values[np.append(first[1:], len(values)) - 1])
 
 
 POOLERS: dict[Pooling, Pooler] = {
-    Pooling.CLS: _Cls(),
-    Pooling.MEAN: _Mean(),
-    Pooling.MAX: _Max(),
-    Pooling.LAST_TOKEN: _LastToken(),
-    Pooling.POOLER: _Head(),
+    Pooling.CLS: Pooler(_first, _mean_of_windows, reads_all=False),
+    Pooling.MEAN: Pooler(_sum, _mean_of_tokens),
+    Pooling.MAX: Pooler(_max, _highest),
+    Pooling.LAST_TOKEN: Pooler(_last, _last_window),
+    Pooling.POOLER: Pooler(_head, _mean_of_windows, reads_all=False),
 }
 """The implementation of each pooling; ``sentence`` is made for each checkpoint."""
 
@@ -178,60 +155,52 @@ def pool_words(vectors: Float32, starts: Int64, subtokens: str) -> Float32:
     return _divided(sums.numpy(), lengths)
 
 
-class SentencePooler(Pooler):
+@undisturbed()
+def sentence_pooler(checkpoint: Checkpoint) -> Pooler:
     """The sentence vector that a checkpoint defines: a pooling, then modules with weights."""
+    base, width = POOLERS[checkpoint.definition.pooling], checkpoint.width
+    steps: list[Callable[[Tensor], Tensor]] = []
+    for module in checkpoint.definition.modules:
+        if module.kind == "Normalize":
+            steps.append(partial(functional.normalize, dim=-1))
+            continue
+        config, folder = module.config, checkpoint.folder / module.folder
+        try:
+            if (folder / "model.safetensors").is_file():
+                weights = load_file(folder / "model.safetensors")
+            else:
+                check_pickle(checkpoint.name, f"{module.folder}/pytorch_model.bin")
+                # the restricted reader, which runs no code of the file
+                weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
+            sizes = config["in_features"], config["out_features"], config.get("bias", True)
+            linear = nn.Linear(*sizes, device="meta")  # a file may state any size
+            # sentence-transformers saves the layer inside of a module
+            state = {name.removeprefix("linear."): w for name, w in weights.items()}
+            linear.load_state_dict(state, assign=True)
+            # the last part of a name such as torch.nn.modules.activation.Tanh; inventory lets
+            # torch.nn alone pass
+            activation = config.get("activation_function", "Tanh").rpartition(".")[2]
+            # eval, since dropout and others draw random numbers in training
+            steps.append(nn.Sequential(linear.float(), getattr(nn, activation)().eval()))
+            # tried, since it has to take what comes before it, and some activations halve it
+            width = steps[-1](torch.zeros(1, width)).shape[1]
+            if not all(weight.isfinite().all() for weight in linear.parameters()):
+                raise ValueError("its weights hold NaN or infinity")
+        except Exception as error:  # of the readers of both formats
+            # PyTorch says on further lines which weights are meant
+            problem = " ".join(str(error).split()).rstrip(".")
+            raise DamagedModelError(
+                f"{checkpoint.name}: {folder} cannot be used ({problem})."
+            ) from error
+    if dims := checkpoint.definition.dims:
+        steps.append(lambda vectors: vectors[:, :dims])
+        width = min(dims, width)
 
     @undisturbed()
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._base = POOLERS[checkpoint.definition.pooling]
-        self.reads_all = self._base.reads_all
-        self._steps: list[Callable[[torch.Tensor], torch.Tensor]] = []
-        for module in checkpoint.definition.modules:
-            if module.kind == "Normalize":
-                self._steps.append(partial(functional.normalize, dim=-1))
-                continue
-            config, folder = module.config, checkpoint.folder / module.folder
-            try:
-                if (folder / "model.safetensors").is_file():
-                    weights = load_file(folder / "model.safetensors")
-                else:
-                    check_pickle(checkpoint.name, f"{module.folder}/pytorch_model.bin")
-                    # the restricted reader, which runs no code of the file
-                    weights = torch.load(folder / "pytorch_model.bin", weights_only=True)
-                sizes = config["in_features"], config["out_features"], config.get("bias", True)
-                linear = nn.Linear(*sizes, device="meta")  # a file may state any size
-                # sentence-transformers saves the layer inside of a module
-                state = {name.removeprefix("linear."): w for name, w in weights.items()}
-                linear.load_state_dict(state, assign=True)
-                # the last part of a name such as torch.nn.modules.activation.Tanh; inventory lets
-                # torch.nn alone pass
-                activation = config.get("activation_function", "Tanh").rpartition(".")[2]
-                # eval, since dropout and others draw random numbers in training
-                self._steps.append(nn.Sequential(linear.float(), getattr(nn, activation)().eval()))
-                # tried, since it has to take what comes before it, and some activations halve it
-                trial = torch.zeros(1, self.width or checkpoint.width)
-                self.width = self._steps[-1](trial).shape[1]
-                if not all(weight.isfinite().all() for weight in linear.parameters()):
-                    raise ValueError("its weights hold NaN or infinity")
-            except Exception as error:  # of the readers of both formats
-                # PyTorch says on further lines which weights are meant
-                problem = " ".join(str(error).split()).rstrip(".")
-                raise DamagedModelError(
-                    f"{checkpoint.name}: {folder} cannot be used ({problem})."
-                ) from error
-
-        if dims := checkpoint.definition.dims:
-            self._steps.append(lambda vectors: vectors[:, :dims])
-            self.width = min(dims, self.width or checkpoint.width)
-
-    def pool(self, hidden: torch.Tensor, tokens: PackedTokens) -> torch.Tensor:
-        """As in :class:`Pooler`."""
-        return self._base.pool(hidden, tokens)
-
-    @undisturbed()
-    def combine(self, values: Float32, first: Int64, counts: Int64) -> Float32:
-        """As in :class:`Pooler`."""
+    def combine(values: Float32, first: Int64, counts: Int64) -> Float32:
         # modules run once for each text, after its windows are one vector, on the host in float32
-        vectors = torch.from_numpy(self._base.combine(values, first, counts))
+        vectors = torch.from_numpy(base.combine(values, first, counts))
         with torch.inference_mode():
-            return reduce(lambda x, step: step(x), self._steps, vectors).numpy()
+            return reduce(lambda x, step: step(x), steps, vectors).numpy()
+
+    return base._replace(combine=combine, width=width)

@@ -11,9 +11,9 @@ the last token that the model saw has no row.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -186,18 +186,14 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
 
 def joined(parts: Sequence[tuple[int, AnyTable]]) -> AnyTable:
     """Concatenated tables, each with the number of its first row."""
-    tables = [table for _, table in parts]
-    # the first field is vectors, a dictionary that is joined below; row counts on from part to part
-    names = [field.name for field in fields(tables[0])]
-    columns: dict[str, Any] = {
-        name: np.concatenate([getattr(table, name) for table in tables]) for name in names[1:]
-    }
-    columns["row"] = np.concatenate([table.row + first for first, table in parts])
-    layers = tables[0].vectors
-    vectors = {
-        layer: np.concatenate([table.vectors[layer] for table in tables]) for layer in layers
-    }
-    return type(tables[0])(vectors=vectors, **columns)
+    # rows count on from part to part
+    tables = [replace(table, row=table.row + first) for first, table in parts]
+    columns = {field.name: [getattr(t, field.name) for t in tables] for field in fields(tables[0])}
+    vectors = columns.pop("vectors")
+    return type(tables[0])(
+        vectors={layer: np.concatenate([part[layer] for part in vectors]) for layer in vectors[0]},
+        **{name: np.concatenate(values) for name, values in columns.items()},
+    )
 
 
 def _owners(texts: TokenizedTexts) -> Int64:

@@ -31,7 +31,7 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,7 +49,6 @@ from embedkit.encoding.windows import (
     ends_of,
     kept_tokens,
     ranges,
-    window_starts,
     windows_of,
 )
 from embedkit.encoding.words import ENDLESS, Ints, Spans, align, word_index, word_spans
@@ -82,10 +81,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     folder, config = checkpoint.transformer, checkpoint.built_config()
     files = (file for name in _FILES for file in sorted(folder.glob(name)))
     if (file := next(files, None)) is None:
-        raise ModelError(
-            f"{checkpoint.name}: {folder} holds no tokenizer (tokenizer.json, vocab.txt "
-            "or a SentencePiece model)."
-        )
+        kinds = "tokenizer.json, vocab.txt or a SentencePiece model"
+        raise ModelError(f"{checkpoint.name}: {folder} holds no tokenizer ({kinds}).")
     # what sentence-transformers would pass to the loader; it wins over tokenizer_config.json
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
     settings = {**checkpoint.side_json("tokenizer_config.json", TokenizerConfig), **options}
@@ -111,15 +108,14 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             if set(vocabulary) <= set(tokenizer.all_special_tokens):
                 raise DamagedModelError(
                     f"{checkpoint.name}: {file} holds no vocabulary for a {checkpoint.model_type} "
-                    "model. Give a folder with tokenizer.json, or name the class that reads it in "
-                    'tokenizer_config.json, such as {"tokenizer_class": "BertTokenizer"}.'
+                    "model. Give a folder with tokenizer.json, or name its tokenizer_class in "
+                    "tokenizer_config.json, such as BertTokenizer."
                 )
             # an empty entry is a blank line, which no text gives
             if rows and (largest := max(id for entry, id in vocabulary.items() if entry)) >= rows:
                 raise DamagedModelError(
                     f"{checkpoint.name}: {file} has ids up to {largest}, but the model only {rows} "
-                    "embeddings. They do not belong together; if tokens were added to the tokenizer"
-                    " alone, call model.resize_token_embeddings(len(tokenizer)) and save both."
+                    "embeddings. They do not belong together, or resize_token_embeddings is due."
                 )
             # only where nothing but tokenizer.json speaks of case; a stated option is transformers'
             # to apply
@@ -159,20 +155,12 @@ def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error:
     # a family has a slow class, a fast one or both, and a checkpoint may name the other one
     classes = {kind, kind.removesuffix("Fast"), f"{kind}Fast"}
     if kind and not any(hasattr(transformers, name) for name in classes):
-        return (
-            f"is a {kind}, which transformers does not have, and code of a checkpoint is not run. "
-            "Save it with a tokenizer.json."
-        )
+        return f"is a {kind}, which transformers does not have. Save it with a tokenizer.json."
     if file.suffix == ".model" and not (is_sentencepiece_available() and is_protobuf_available()):
-        return (
-            f"({file.name}, a SentencePiece model) needs the packages sentencepiece and protobuf: "
-            "pip install sentencepiece protobuf."
-        )
+        return f"is {file.name}, a SentencePiece model: pip install sentencepiece protobuf."
     if isinstance(error, ImportError):
-        return (
-            f"needs another package ({first_line(error)}). For the Japanese BERT models: "
-            "pip install fugashi unidic-lite ipadic."
-        )
+        japanese = "For the Japanese BERT models: pip install fugashi unidic-lite ipadic."
+        return f"needs another package ({first_line(error)}). {japanese}"
     return ""
 
 
@@ -180,11 +168,9 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: i
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
     if limit is not None:
         if limit > checkpoint.limit:
-            raise UsageError(
-                f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens."
-                f"{Option('on_long', 'window', before=' Use ', after=' for longer texts.')}",
-                max_length=limit,
-            )
+            advice = Option("on_long", "window", before=" Use ", after=" for longer texts.")
+            problem = f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens.{advice}"
+            raise UsageError(problem, max_length=limit)
         return limit
     stated = inventory.stated_length(checkpoint.sentence)
     # model_max_length is 10**30 where nothing is stated; positions bound it
@@ -324,9 +310,8 @@ class TextTokenizer:
             tokenizer.backend_tokenizer.no_padding()
         # for one text and for two, in the order in which they are indexed by a flag
         self._templates = (self._template("one"), self._template("one", "two"))
-        self._odd_first = self._odd_token()
         # last, since it encodes with everything above
-        self._check_against_own()
+        self._compare()
 
     def cased(self) -> TextTokenizer:
         """The same tokenizer without its lower-casing; a :class:`UsageError` if it has none."""
@@ -399,15 +384,14 @@ class TextTokenizer:
         added = self._templates[paired].added
         room = settings.max_length - added
         if room < (fewest := 2 if paired else 1):
-            raise UsageError(
-                f"it leaves no room for text beside the {added} special tokens. Use "
-                f"{added + fewest} or more.",
-                max_length=settings.max_length,
-            )
-        # called for its error alone: a stride as wide as a window would never advance. With pairs
-        # the window may shrink to what the repeated text leaves
-        if settings.on_long == "window":
-            window_starts(0, room - room // 2 if paired else room, settings.stride)
+            problem = f"no room for text beside {added} special tokens. Use {added + fewest}."
+            raise UsageError(problem, max_length=settings.max_length)
+        # a stride as wide as a window would never advance; with pairs the window may shrink to what
+        # the repeated text leaves
+        size = room - room // 2 if paired else room
+        if settings.on_long == "window" and settings.stride >= size:
+            problem = f"expected fewer than the {size} tokens of a window."
+            raise UsageError(problem, stride=settings.stride)
         return room
 
     def _side(self, texts: Sequence[str], prefix: str, *, offsets: bool) -> _Side:
@@ -542,47 +526,42 @@ class TextTokenizer:
         too_many = self._type_vocab and max(types) >= self._type_vocab
         return [0] * len(types) if too_many else types
 
-    def _odd_token(self) -> tuple[bool, bool]:
-        """True if the first text gets the odd token of a room for two, if it is longer and if not.
+    def _compare(self) -> None:
+        """Compare with the tokenizer's own output, and learn where the odd token of a room goes.
 
-        Asked for here, since it is not the same everywhere: tokenizers 0.23.3 gives the token to
+        Which of two long texts keeps it is not the same everywhere: tokenizers 0.23.3 leaves it to
         the longer text, 0.23.2 to the second, slow tokenizers to the first.
         """
-        settings = TokenizerSettings(max_length=self._templates[1].added + 5)
         # two words of as many tokens, so that lengths in tokens follow; of one word nobody could
         # tell where the first text ends, if nothing stands between the two
         ids = {w: self.hf(f"{w} " * 7, add_special_tokens=False)["input_ids"] for w in "abcde1가の"}
         alike = (w for w in ids if len(ids[w]) == len(ids["a"]) and ids[w] != ids["a"])
-        second, chosen = next(alike, "a"), []
-        for lengths in ((9, 7), (7, 9)):
-            pair = ("a " * lengths[0], f"{second} " * lengths[1])
-            expected = self.hf(*pair, truncation="longest_first", max_length=settings.max_length)
-            if self.hf.is_fast:  # the library keeps the limit
-                self.hf.backend_tokenizer.no_truncation()
-            # the loop sets the attribute that encode() reads; the caller sets the final answer
-            for self._odd_first in ((True, True), (False, False)):
-                kept = self.encode([pair[0]], [pair[1]], settings=settings).ids
-                if kept.tolist() == list(expected["input_ids"]):
-                    chosen.append(self._odd_first[0])
-                    break
-            else:
-                raise ModelError(
-                    f"the tokenizer {type(self.hf).__name__} cuts pairs of long texts in a way "
-                    "that is not reproduced here."
-                )
-        return chosen[0], chosen[1]
-
-    def _check_against_own(self) -> None:
-        # nothing is cut here: truncation has been compared in _odd_token
-        settings = TokenizerSettings(max_length=ENDLESS)
-        for text, pair in (("Hello, 한국어 텍스트!", None), ("What is it?", "a 日本語 text")):
-            tokenized = self.encode([text], None if pair is None else [pair], settings=settings)
-            expected, types = self.hf(text, pair), tokenized.type_ids.tolist()
-            if tokenized.ids.tolist() != expected["input_ids"] or types != self._segments(expected):
-                raise ModelError(
-                    f"the tokenizer {type(self.hf).__name__} adds special tokens in a way that is "
-                    "not reproduced here."
-                )
+        second, room = next(alike, "a"), self._templates[1].added + 5
+        cases = [
+            ("Hello, 한국어 텍스트!", None, ENDLESS),
+            ("What is it?", "a 日本語 text", ENDLESS),
+            ("a " * 9, f"{second} " * 7, room),
+            ("a " * 7, f"{second} " * 9, room),
+        ]
+        expected = []
+        for text, pair, length in cases:
+            whole = self.hf(text, pair, truncation="longest_first", max_length=length)
+            expected.append((list(whole["input_ids"]), self._segments(whole)))
+        if self.hf.is_fast:  # the library keeps the limit
+            self.hf.backend_tokenizer.no_truncation()
+        # the attribute that encode() reads; the last cases tell its two flags apart
+        for self._odd_first in product((True, False), (True, False)):
+            results = []
+            for text, pair, length in cases:
+                pairs, settings = None if pair is None else [pair], TokenizerSettings(length)
+                tokens = self.encode([text], pairs, settings=settings)
+                results.append((tokens.ids.tolist(), tokens.type_ids.tolist()))
+            if results == expected:
+                return
+        raise ModelError(
+            f"the tokenizer {type(self.hf).__name__} adds special tokens, or cuts pairs of long "
+            "texts, in a way that is not reproduced here."
+        )
 
 
 LIMIT = 0.2
@@ -604,9 +583,8 @@ def note_if_spelled_out(
     if (fraction := spelled_out(tokenizer, texts)) >= LIMIT:
         alternative = f", or {MULTILINGUAL}" if checkpoint.name != MULTILINGUAL else ""
         logger.warning(
-            f"the vocabulary of {checkpoint.name} splits {100 * fraction:.0f} % of the words into "
-            "single letters or [UNK]: expect poor vectors. Use a checkpoint of their "
-            f"language{alternative}."
+            f"{checkpoint.name} splits {100 * fraction:.0f} % of the words into single letters or "
+            f"[UNK]: expect poor vectors. Use a checkpoint of their language{alternative}."
         )
 
 

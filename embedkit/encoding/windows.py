@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from embedkit.choices import OnLong
 from embedkit.encoding.words import Ints
-from embedkit.errors import UsageError
 from embedkit.records import Count, Positive
 from embedkit.types import Bool, Int64
 
@@ -123,15 +122,6 @@ def match(keys: Int64, among: Int64) -> Int64:
     return np.where(among[place] == keys, place, -1)
 
 
-def window_starts(length: int, size: int, stride: int) -> list[int]:
-    """Starts of the windows of ``size`` tokens over ``length`` tokens."""
-    if stride >= size:
-        raise UsageError(f"expected fewer than the {size} tokens of a window.", stride=stride)
-    # the last window ends with the text, hence it may share more than stride with the one before it
-    last = max(length - size, 0)
-    return [*range(0, last, size - stride), last]
-
-
 def kept_tokens(counts: Int64, room: int, odd_first: tuple[bool, bool]) -> Int64:
     """Tokens left of each text after truncation of the longer one, ``(texts, sides)``.
 
@@ -140,16 +130,12 @@ def kept_tokens(counts: Int64, room: int, odd_first: tuple[bool, bool]) -> Int64
     """
     if counts.shape[1] == 1:
         return np.minimum(counts, room)
-    shorter = counts.min(axis=1)
-    # only then both are cut; else the shorter one stays whole and the longer takes the rest
-    both_long = shorter > room // 2
-    shorter = np.where(both_long, room // 2, shorter)
     longer = counts[:, 0] > counts[:, 1]
-    more_first = np.where(both_long, np.where(longer, *odd_first), longer)
-    first = np.where(more_first, room - shorter, shorter)
-    # computed for all texts and overruled here where nothing is to be cut
-    fits = counts.sum(axis=1, keepdims=True) <= room
-    return np.where(fits, counts, np.stack([first, room - first], axis=1))
+    # two long texts have half of the room each, and one of them the odd token
+    first = room // 2 + room % 2 * np.where(longer, *odd_first)
+    halves = np.stack([first, room - first], axis=1)
+    # more, if the other text leaves more
+    return np.asarray(np.minimum(counts, np.maximum(room - counts[:, ::-1], halves)))
 
 
 def windows_of(
@@ -187,7 +173,9 @@ def _cut(
     moving = int(np.argmax(kept))
     length = int(kept[moving])
     size = room - (int(kept.sum()) - length)
-    starts = window_starts(length, size, stride)
+    # the last window ends with the text, hence it may share more than stride with the one before it
+    last = max(length - size, 0)
+    starts = [*range(0, last, size - stride), last]
     # tokens in front of the moving text: special ones, and a first text that is repeated
     before = int(np.argmax(segment == moving))
     after = before + length

@@ -102,8 +102,8 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
     # start and end in the text for each folded character; accents that follow belong to the span
     ends = [(a, b) for a, b in pairwise([*letters, len(text)]) for _ in pieces[a]]
     ends.append((len(text), len(text)))
-    spans: list[tuple[int, int] | None] = []
-    cursor = 0
+    spans: list[tuple[int, int]] = []
+    cursor = missing = 0  # tokens before this one that were not found
     for token in tokens:
         surface = ""
         if token != unknown:
@@ -111,16 +111,16 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
             bare = token.removeprefix("##").removeprefix("▁").removesuffix("</w>")
             surface = _folded(bare.removesuffix("@@"))
         at = folded.find(surface, cursor) if surface else -1
-        # only whitespace and unknown tokens may be skipped
-        # an unknown token may stand for any characters, so that the next one may be further on
-        after_unknown = bool(spans) and spans[-1] is None
-        if at < 0 or (folded[cursor:at].strip() and not after_unknown):
-            spans.append(None)
+        # only whitespace may be skipped; but an unknown token may stand for any characters, so that
+        # the next one may be further on
+        if at < 0 or (folded[cursor:at].strip() and not missing):
+            missing += 1
             continue
-        cursor = at + len(surface)
+        spans += _shared(folded, cursor, at, missing)
+        cursor, missing = at + len(surface), 0
         spans.append((at, cursor))
-    filled = _filled(spans, folded)
-    return [(ends[a][0], ends[b - 1][1] if b > a else ends[a][0]) for a, b in filled]
+    spans += _shared(folded, cursor, len(folded), missing)
+    return [(ends[a][0], ends[b - 1][1] if b > a else ends[a][0]) for a, b in spans]
 
 
 def _folded(text: str) -> str:
@@ -128,24 +128,14 @@ def _folded(text: str) -> str:
     return "".join(c for c in decomposed if unicodedata.category(c) != "Mn")
 
 
-def _filled(spans: Sequence[tuple[int, int] | None], folded: str) -> Iterator[tuple[int, int]]:
-    """Divide the gaps between spans among the tokens without one: a word each, all to the last."""
-    cursor, end, ends = 0, len(folded), list[int]()
-    # backwards, since a gap ends where the next known span begins
-    for span in reversed(spans):  # where the next one with a span begins
-        end = end if span is None else span[0]
-        ends.append(end)
-    for index, span in enumerate(spans):
-        if span is None:
-            end = ends[-1 - index]
-            words = (match.span() for match in _WORD.finditer(folded, cursor, end))
-            first = last = next(words, (end, end))
-            # the last of several takes all words that are left
-            if index + 1 == len(spans) or spans[index + 1] is not None:
-                last = max(words, default=first)  # the last of its words
-            span = first[0], last[1]
-        yield span
-        cursor = span[1]
+def _shared(folded: str, start: int, end: int, count: int) -> Iterator[tuple[int, int]]:
+    """Divide the text between two tokens among those that were not found there: a word each."""
+    words = [match.span() for match in _WORD.finditer(folded, start, end)]
+    words += [(end, end)] * (count - len(words))
+    for number in range(count):
+        # the last of them takes all words that are left
+        last = words[-1] if number == count - 1 else words[number]
+        yield words[number][0], last[1]
 
 
 # words with their letters, and such of Chinese and Japanese apart

@@ -491,7 +491,7 @@ def test_an_error_of_the_tokenizer_names_what_is_missing(
     save_model(folder, "deberta-v2", vocab_size=90)
     (folder / "spm.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
     monkeypatch.setattr(transformers.utils, "is_sentencepiece_available", lambda: False)
-    with pytest.raises(ModelError, match=r"sentencepiece and protobuf: pip install"):
+    with pytest.raises(ModelError, match=r"a SentencePiece model: pip install sentencepiece"):
         embedkit.tokenize("film", model=str(folder))
     state(folder / "tokenizer_config.json", tokenizer_class="KoBertTokenizer")
     with pytest.raises(ModelError, match="KoBertTokenizer, which transformers does not have"):
