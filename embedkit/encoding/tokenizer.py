@@ -155,7 +155,8 @@ def _advice(checkpoint: Checkpoint, settings: dict[str, Any], file: Path, error:
     # a family has a slow class, a fast one or both, and a checkpoint may name the other one
     classes = {kind, kind.removesuffix("Fast"), f"{kind}Fast"}
     if kind and not any(hasattr(transformers, name) for name in classes):
-        return f"is a {kind}, which transformers does not have. Save it with a tokenizer.json."
+        problem = f"is a {kind}, which transformers does not have, and code of a checkpoint is not"
+        return f"{problem} run. Save it with a tokenizer.json."
     if file.suffix == ".model" and not (is_sentencepiece_available() and is_protobuf_available()):
         return f"is {file.name}, a SentencePiece model: pip install sentencepiece protobuf."
     if isinstance(error, ImportError):
