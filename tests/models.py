@@ -262,6 +262,7 @@ class PlainText:
     """Result of the plain forward for one text."""
 
     hidden: list[Floats]  # (tokens, width) of every layer, the embedding output first
+    first: list[Floats]  # the same; of a text in windows the mean of their first tokens
     special: NDArray[np.bool_]  # tokens that the tokenizer added
     pooled: Floats | None  # output of the model's own head
 
@@ -296,7 +297,7 @@ class Plain:
             types = inputs.get("token_type_ids")
             hidden, pooled = self.run(inputs["input_ids"][0], types and types[0])
             special = np.array(inputs["special_tokens_mask"][0], bool)
-            self.cache[text, pair, length] = PlainText(hidden, special, pooled)
+            self.cache[text, pair, length] = PlainText(hidden, hidden, special, pooled)
         return self.cache[text, pair, length]
 
     @cached_property
@@ -337,10 +338,10 @@ def expected(view: View, plain: PlainText, *, special: bool = True) -> Floats:
     if view.pooling is Pooling.POOLER:
         assert plain.pooled is not None
         return plain.pooled
+    if view.pooling is Pooling.CLS:
+        return combined(view.layer, plain.first)[0]
     states = combined(view.layer, plain.hidden)
     kept = states if special else states[~plain.special]
-    if view.pooling is Pooling.CLS:
-        return states[0]
     if len(kept) == 0:
         return np.zeros(states.shape[1], np.float32)
     if view.pooling is Pooling.LAST_TOKEN:
