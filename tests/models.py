@@ -52,6 +52,8 @@ TEXTS = (
     "여행을 가는 movie와 배가 good " * 9,
 )
 """Korean, Japanese, English, emoji; from nothing to about a hundred tokens."""
+SOME = [text for text in TEXTS if text]
+"""Those of which every library makes a vector."""
 
 VARIANTS = ("bert_left", "bert_mlm", "roberta_wordpiece", "japanese", "embedding_gemma")
 FAMILIES = tuple(f for f in (*KNOWN, *VARIANTS) if f in VARIANTS or f in CONFIG_MAPPING_NAMES)
@@ -171,6 +173,14 @@ def state(path: Path, **values: Any) -> None:
     content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     (content[-1] if isinstance(content, list) else content).update(values)
     path.write_text(json.dumps(content), "utf-8")
+
+
+def reweigh(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the tensors of a checkpoint."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
 
 
 def build_bert(folder: Path, *, layers: int, heads: int, width: int) -> str:
@@ -410,6 +420,15 @@ def check_near(ours: Any, plain: Any, exact: Any) -> None:
     far, theirs = distance(ours, exact), distance(plain, exact)
     assert np.sqrt(np.mean(far**2)) <= max(1.5 * np.sqrt(np.mean(theirs**2)), _FLOOR)
     assert far.max() <= max(1.5 * theirs.max(), 1e-5)
+
+
+def equals_its_makers(folder: Path) -> None:
+    """The vectors of a checkpoint are those that sentence-transformers computes of it."""
+    from sentence_transformers import SentenceTransformer
+
+    theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    wanted = theirs.encode(SOME), theirs.double().encode(SOME)
+    check_near(Encoder(folder, device="cpu").encode(SOME), *wanted)
 
 
 OLD_VOCABULARIES = {

@@ -23,9 +23,8 @@ from embedkit.encoding.model import describe_model
 from embedkit.encoding.views import parse_view
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError
-from tests.models import _TOKENIZERS, TEXTS, Plain, check_near, save_model, slow, state
+from tests.models import _TOKENIZERS, SOME, Plain, check_near, save_model, slow, state
 
-SOME = [text for text in TEXTS if text]
 DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "gemma2": {"num_key_value_heads": 1, "head_dim": 12, "sliding_window": 8},
@@ -55,7 +54,7 @@ def build(family: str, folder: Path) -> Path:
     """A random model of 3 layers; tokenizers of decoders add nothing, and pad on either side."""
     if family in DECODERS:
         trained = ByteLevelBPETokenizer()
-        trained.train_from_iterator(TEXTS, 360, special_tokens=["<pad>"], show_progress=False)
+        trained.train_from_iterator(SOME, 360, special_tokens=["<pad>"], show_progress=False)
         tokenizer: Any = transformers.PreTrainedTokenizerFast(
             tokenizer_object=trained._tokenizer,
             pad_token=None if family == "gpt2" else "<pad>",
