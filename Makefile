@@ -56,7 +56,7 @@ tests = $(foreach name,$(1),tests/$(subst ./,,$(dir $(name)))test_$(notdir $(nam
 # some of each layer: what is read, encoded, stored, damaged, split, trained, scored and told
 QUICK := $(call tests,properties/architecture properties/mistakes arguments storage \
     corpus/corpus corpus/corpus_values encoding/tokenization encoding/encoder encoding/packed \
-    encoding/tables dataset/extraction dataset/format dataset/damage dataset/resume search/search \
+    dataset/extraction dataset/format dataset/damage dataset/resume search/search \
     runs/splits runs/scores runs/runs finetuning/finetune_methods comparison/compare cli/cli)
 
 quick: install

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from embedkit.corpus.memory import InputFile
+from embedkit.corpus.memory import CorpusLike, InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.sources import Reject
@@ -33,15 +33,26 @@ class Outcome:
     def lines(self) -> list[int | None]:
         return [record.line for record in self.records]
 
+    @property
+    def content(self) -> Any:
+        """All but the names of files."""
+        rejects = [replace(reject, file="") for reject in self.rejects]
+        return self.records, rejects, self.reader.counts
+
 
 def plan_files(*paths: Path, **options: Any) -> CorpusPlan:
     return plan_corpus([InputFile.of(path) for path in paths], CorpusOptions(**options))
 
 
 def read_files(*paths: Path, **options: Any) -> Outcome:
-    """Plan and read the files; the counts must add up, whatever they hold."""
-    reader = CorpusReader(plan_files(*paths, **options))
-    items = list(reader)
+    return read_corpus(paths, **options)
+
+
+def read_corpus(corpus: CorpusLike, **options: Any) -> Outcome:
+    """Plan and read a corpus; the counts must add up, whatever it holds."""
+    with input_files(corpus) as files:
+        reader = CorpusReader(plan_corpus(files, CorpusOptions(**options)))
+        items = list(reader)
     records = [item for item in items if isinstance(item, Record)]
     rejects = [item for item in items if isinstance(item, Reject)]
     counts = reader.counts

@@ -53,6 +53,8 @@ TEXTS = (
     "여행을 가는 movie와 배가 good " * 9,
 )
 """Korean, Japanese, English, emoji; from nothing to about a hundred tokens."""
+SOME = [text for text in TEXTS if text]
+"""Those of which every library makes a vector."""
 
 VARIANTS = ("bert_left", "bert_mlm", "roberta_wordpiece", "japanese", "embedding_gemma")
 FAMILIES = tuple(f for f in (*KNOWN, *VARIANTS) if f in VARIANTS or f in CONFIG_MAPPING_NAMES)
@@ -174,6 +176,14 @@ def state(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(content), "utf-8")
 
 
+def reweigh(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Change the tensors of a checkpoint."""
+    from safetensors.torch import load_file, save_file
+
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
 def build_bert(folder: Path, *, layers: int, heads: int, width: int) -> str:
     """A random BERT with 300 tokens, of which five have a name."""
     sizes: dict[str, Any] = {"hidden_size": width, "num_hidden_layers": layers}
@@ -263,6 +273,7 @@ class PlainText:
     """Result of the plain forward for one text."""
 
     hidden: list[Floats]  # (tokens, width) of every layer, the embedding output first
+    first: list[Floats]  # the same; of a text in windows the mean of their first tokens
     special: NDArray[np.bool_]  # tokens that the tokenizer added
     pooled: Floats | None  # output of the model's own head
 
@@ -297,7 +308,7 @@ class Plain:
             types = inputs.get("token_type_ids")
             hidden, pooled = self.run(inputs["input_ids"][0], types and types[0])
             special = np.array(inputs["special_tokens_mask"][0], bool)
-            self.cache[text, pair, length] = PlainText(hidden, special, pooled)
+            self.cache[text, pair, length] = PlainText(hidden, hidden, special, pooled)
         return self.cache[text, pair, length]
 
     @cached_property
@@ -338,10 +349,10 @@ def expected(view: View, plain: PlainText, *, special: bool = True) -> Floats:
     if view.pooling is Pooling.POOLER:
         assert plain.pooled is not None
         return plain.pooled
+    if view.pooling is Pooling.CLS:
+        return combined(view.layer, plain.first)[0]
     states = combined(view.layer, plain.hidden)
     kept = states if special else states[~plain.special]
-    if view.pooling is Pooling.CLS:
-        return states[0]
     if len(kept) == 0:
         return np.zeros(states.shape[1], np.float32)
     if view.pooling is Pooling.LAST_TOKEN:
@@ -410,6 +421,15 @@ def check_near(ours: Any, plain: Any, exact: Any) -> None:
     far, theirs = distance(ours, exact), distance(plain, exact)
     assert np.sqrt(np.mean(far**2)) <= max(1.5 * np.sqrt(np.mean(theirs**2)), _FLOOR)
     assert far.max() <= max(1.5 * theirs.max(), 1e-5)
+
+
+def equals_its_makers(folder: Path) -> None:
+    """The vectors of a checkpoint are those that sentence-transformers computes of it."""
+    from sentence_transformers import SentenceTransformer
+
+    theirs = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    wanted = theirs.encode(SOME), theirs.double().encode(SOME)
+    check_near(Encoder(folder, device="cpu").encode(SOME), *wanted)
 
 
 OLD_VOCABULARIES = {

@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import embedkit
@@ -23,7 +22,8 @@ from embedkit.errors import MismatchError, UsageError
 from embedkit.predict import predict_file
 from embedkit.remote import PROTOCOLS
 from embedkit.units.units import Units
-from tests.store_fixtures import ROWS, begin, manifest_of, run, tiny_model, tree
+from tests.corpus_fixtures import read_corpus
+from tests.store_fixtures import ROWS, begin, run, tiny_model, tree
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -35,7 +35,8 @@ FRAME = pd.DataFrame(RECORDS).astype({"document": "string", "label": "Int64"})
 def _dataset() -> Any:
     from datasets import Dataset
 
-    return Dataset.from_list([RECORDS[-1], *RECORDS]).select(range(1, len(RECORDS) + 1))
+    # in an order of its own, which its tables do not have
+    return Dataset.from_list(RECORDS[::-1]).select(range(len(RECORDS))[::-1])
 
 
 def _table() -> pa.Table:
@@ -70,56 +71,25 @@ OBJECTS: dict[str, Callable[[], Any]] = {
 }
 
 
-def _same(out: Path, golden: Path) -> None:
-    """Equal rows and vectors, equal counts, equal rejects."""
-    for name in ("sentences", "words", "tokens"):
-        for file in sorted((golden / name).glob("*.parquet")):
-            assert pq.read_table(out / name / file.name).equals(pq.read_table(file))
-    assert manifest_of(out)["totals"] == manifest_of(golden)["totals"]
-    kept = ("row", "reason", "detail", "excerpt_b64", "line", "offset")
-    rejects = [
-        [
-            {name: json.loads(line)[name] for name in kept}
-            for line in (folder / "_embedkit/rejects.jsonl").read_text("utf-8").splitlines()
-        ]
-        for folder in (out, golden)
-    ]
-    assert rejects[0] == rejects[1]
-    assert len(rejects[0]) == manifest_of(out)["totals"]["rejected"] == 4
-
-
-@pytest.fixture(scope="module")
-def goldens(common: Path) -> dict[str, Path]:
-    """The same records from a Parquet and a JSON Lines file."""
-    FRAME.to_parquet(common / "corpus.parquet", index=False)
-    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS)
-    (common / "corpus.jsonl").write_text(lines, "utf-8")
-    for kind in ("parquet", "jsonl"):
-        run(common / f"corpus.{kind}", common / kind, tokens=True, words="mean")
-    return {kind: common / kind for kind in ("parquet", "jsonl")}
-
-
 @pytest.mark.parametrize("make", TABLES.values(), ids=TABLES.keys())
-def test_a_table_gives_what_the_equal_parquet_file_gives(
-    goldens: dict[str, Path],
-    tmp_path: Path,
-    make: Callable[[], Any],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_table_is_read_as_the_equal_parquet_file_is(
+    tmp_path: Path, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("embedkit.corpus.memory._ROW_GROUP", 4)
-    run(make(), tmp_path / "out", tokens=True, words="mean")
-    _same(tmp_path / "out", goldens["parquet"])
+    FRAME.to_parquet(tmp_path / "c.parquet", index=False)
+    assert read_corpus(make()).content == read_corpus(tmp_path / "c.parquet").content
 
 
 @pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS.keys())
-def test_records_give_what_the_equal_json_lines_give(
-    goldens: dict[str, Path], tmp_path: Path, make: Callable[[], Any]
+def test_records_are_read_as_the_equal_json_lines_are(
+    tmp_path: Path, make: Callable[[], Any]
 ) -> None:
-    run(make(), tmp_path / "out", tokens=True, words="mean")
-    _same(tmp_path / "out", goldens["jsonl"])
-    found, wanted = (manifest_of(p)["job"] for p in (tmp_path / "out", goldens["jsonl"]))
-    assert found == wanted  # the very bytes: the fingerprint is that of the file
-    assert tree(tmp_path / "out" / "sentences") == tree(goldens["jsonl"] / "sentences")
+    """And have their very bytes: the fingerprint of a dataset is that of the file."""
+    lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS)
+    (tmp_path / "c.jsonl").write_text(lines, "utf-8")
+    assert read_corpus(make()).content == read_corpus(tmp_path / "c.jsonl").content
+    with input_files(make()) as (file,):
+        assert file.path.read_text("utf-8") == lines
 
 
 @pytest.mark.parametrize(
@@ -127,12 +97,13 @@ def test_records_give_what_the_equal_json_lines_give(
 )
 def test_texts(tmp_path: Path, make: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "scratch").mkdir()
+    tiny_model()  # which stays
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
     texts = ["the movie was good", " ", "배를\n타고", 'a "b"\tc', "\ufeffbus\r"]
     result = run(make(texts), tmp_path / "out")
     assert embedkit.load(result.out).text == [text for text in texts if text.strip()]
     assert result.manifest.totals.rejected_by_reason == {"empty_text": 1}
-    assert not list((tmp_path / "scratch").iterdir())
+    assert not list((tmp_path / "scratch").glob("embedkit-*"))
 
 
 @pytest.mark.parametrize(

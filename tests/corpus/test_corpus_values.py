@@ -15,6 +15,7 @@ import json
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -29,12 +30,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embedkit.corpus.conllu import Words
-from embedkit.corpus.memory import CorpusLike, input_files
-from embedkit.corpus.plan import CorpusOptions, plan_corpus
-from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.values import is_missing, list_of, plain, text_of
 from embedkit.errors import CorpusError
-from tests.corpus_fixtures import Folder
+from tests.corpus_fixtures import Folder, read_corpus
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -124,14 +123,10 @@ def tables(draw: Any) -> list[dict[str, Any]]:
 
 def records_of(corpus: CorpusLike, **options: Any) -> list[Any]:
     """What a dataset holds of each record, or why it is rejected."""
-    with input_files(corpus) as files:
-        reader = CorpusReader(plan_corpus(files, CorpusOptions(**options)))
-        return [
-            (item.row, item.id, item.text, item.label, item.kept, item.words)
-            if isinstance(item, Record)
-            else (item.row, item.reason)
-            for item in reader
-        ]
+    outcome = read_corpus(corpus, **options)
+    rejects = [(reject.row, reject.reason) for reject in outcome.rejects]
+    records = [(r.row, r.id, r.text, r.label, r.kept, r.words) for r in outcome.records]
+    return sorted([*records, *rejects], key=itemgetter(0))
 
 
 @settings(max_examples=25)

@@ -30,15 +30,14 @@ from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, run, tiny_model,
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def table_of(out: Path, folder: str = "sentences") -> pa.Table:
-    parts = sorted((out / folder).iterdir())
-    return pa.concat_tables([pq.ParquetFile(p).read() for p in parts])
-
-
 def matrix(table: pa.Table, name: str) -> Any:
     width = table.schema.field(name).type.list_size
     flat = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return np.asarray(flat, np.float32).reshape(-1, width)
+
+
+def schema_of(folder: Path) -> pa.Schema:
+    return pq.read_schema(next(folder.iterdir()))
 
 
 def accepted(rows: Sequence[Sequence[str]] = ROWS) -> list[tuple[int, str]]:
@@ -48,18 +47,14 @@ def accepted(rows: Sequence[Sequence[str]] = ROWS) -> list[tuple[int, str]]:
 # Columns
 
 
-def fields(out: Path, folder: str = "sentences") -> list[tuple[str, pa.DataType, bool]]:
-    schema = pq.read_schema(next((out / folder).iterdir()))
-    return [(f.name, f.type, f.nullable) for f in schema]
-
-
 def test_pairs_have_a_second_text_and_segments(tmp_path: Path) -> None:
     pairs = ("the movie\twas good", "배를 타고\ta bus", "home\t")
     corpus = write_lines(tmp_path / "pairs.tsv", "a\tb", *pairs)
     result = run(corpus, tmp_path / "out", text="a", text_pair="b", tokens=True, words="mean")
     assert result.manifest.totals.rejected_by_reason == {"empty_text_pair": 1}
-    assert [f[0] for f in fields(tmp_path / "out")][:4] == ["row", "id", "text", "text_pair"]
-    tokens, words = (table_of(tmp_path / "out", n).to_pylist() for n in ("tokens", "words"))
+    names = pq.read_table(tmp_path / "out/sentences").column_names
+    assert names[:4] == ["row", "id", "text", "text_pair"]
+    tokens, words = (pq.read_table(tmp_path / "out" / n).to_pylist() for n in ("tokens", "words"))
     first = [t for t in tokens if t["row"] == 0]
     assert [t["token"] for t in first] == ["[CLS]", "the", "movie", "[SEP]", "was", "good", "[SEP]"]
     assert [t["segment"] for t in first] == [-1, 0, 0, -1, 1, 1, -1]
@@ -73,7 +68,7 @@ def test_pairs_have_a_second_text_and_segments(tmp_path: Path) -> None:
 def test_texts_can_be_left_out(corpus: Path, tmp_path: Path) -> None:
     run(corpus, tmp_path / "out", store_text=False, tokens=True, words="mean")
     for folder in ("sentences", "words", "tokens"):
-        names = [f[0] for f in fields(tmp_path / "out", folder)]
+        names = pq.read_table(tmp_path / "out" / folder).column_names
         assert not {"text", "token", "token_id"} & set(names)
     everything = b"".join(tree(tmp_path / "out").values())
     assert b"movie" not in everything
@@ -93,7 +88,7 @@ def test_kept_columns_of_any_name_are_kept_with_their_nulls(tmp_path: Path) -> N
     rows = [{"text": "good", **dict.fromkeys(names, "x")}, {"text": "bad"}]
     corpus = write_lines(tmp_path / "corpus.jsonl", *map(json.dumps, rows))
     run(corpus, tmp_path / "out", keep=names, tokens=True, words="mean")
-    table = table_of(tmp_path / "out")
+    table = pq.read_table(tmp_path / "out/sentences")
     for name in names:
         assert table.column(name).to_pylist() == ["x", None]
 
@@ -122,7 +117,7 @@ def test_every_record_is_counted_once(
     totals = result.manifest.totals
     assert totals.records == len(cells)
     assert totals.accepted + totals.rejected + totals.left_out == len(cells)
-    table = table_of(folder / "out")
+    table = pq.read_table(folder / "out/sentences")
     rows = table.column("row").to_pylist()
     assert rows == sorted(set(rows))
     assert len(rows) == totals.accepted
@@ -156,7 +151,7 @@ def test_rejects_at_every_edge(
     full = write_tsv(tmp_path / "full.tsv")
     run(full, tmp_path / "full", tokens=True, words="first")
     for folder in ("sentences", "words", "tokens"):
-        assert fields(tmp_path / "out", folder) == fields(tmp_path / "full", folder)
+        assert schema_of(tmp_path / "out" / folder) == schema_of(tmp_path / "full" / folder)
 
 
 # Vectors
@@ -169,7 +164,7 @@ def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:
     assert cut["tokens_cut"] == cut["tokens"] - cut["tokens_kept"] > 0
     assert (cut["records_truncated"], whole["records_truncated"]) == (1, 0)
     assert whole["windows"] > cut["windows"] == N_ACCEPTED
-    table = table_of(tmp_path / "cut")
+    table = pq.read_table(tmp_path / "cut/sentences")
     assert table.column("truncated").to_pylist().count(True) == 1
     assert table.column("n_tokens").to_numpy().sum() == cut["tokens"]
     assert table.column("n_kept").to_numpy().sum() == cut["tokens_kept"]
@@ -178,7 +173,7 @@ def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("subtokens", ["first", "last", "first_last", "mean"])
 def test_words(corpus: Path, tmp_path: Path, subtokens: str) -> None:
     run(corpus, tmp_path / "out", words=subtokens, tokens=True, on_long="window")
-    words, tokens = table_of(tmp_path / "out", "words"), table_of(tmp_path / "out", "tokens")
+    words, tokens = pq.read_table(tmp_path / "out/words"), pq.read_table(tmp_path / "out/tokens")
     vectors, of_tokens = matrix(words, "layer_2"), matrix(tokens, "layer_2")
     row, word = (tokens.column(n).to_numpy() for n in ("row", "word"))
     expected = [
@@ -231,7 +226,7 @@ def test_a_table_of_spans_is_a_column_of_lists(corpus: Path, tmp_path: Path, suf
     else:
         b = run(corpus, tmp_path / "b", spans=table).out
     for folder in ("sentences", "words"):
-        assert table_of(a, folder).equals(table_of(b, folder))
+        assert pq.read_table(a / folder).equals(pq.read_table(b / folder))
     assert embedkit.load(b, level="word").text == ["타고", "먹", "i", "home"]
     with pytest.raises(OutputExistsError, match="sha256"):
         run(corpus, tmp_path / "b", spans=SPANS[1:])
@@ -280,8 +275,8 @@ def test_half_precision_is_the_rounded_float32(corpus: Path, tmp_path: Path, sto
             pq.read_schema(half / folder / "part-00000000.parquet").field(name).type.value_type
         )
         assert element == (pa.float16() if storage == "float16" else pa.float32())
-        rounded = matrix(table_of(exact, folder), name).astype(np.float16).astype(np.float32)
-        np.testing.assert_array_equal(matrix(table_of(half, folder), name), rounded)
+        rounded = matrix(pq.read_table(exact / folder), name).astype(np.float16).astype(np.float32)
+        np.testing.assert_array_equal(matrix(pq.read_table(half / folder), name), rounded)
     X = embedkit.load(half).X
     assert X.dtype == np.float32
     np.testing.assert_array_equal(X, embedkit.load(exact).X.astype(np.float16))

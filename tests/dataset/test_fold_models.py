@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +46,20 @@ def vectors(corpus: Any, out: Path, model: Path, **settings: Any) -> Path:
     return out
 
 
-def by_fold(run: Path, texts: list[str], views: tuple[str, ...] = VIEWS) -> np.ndarray:
-    """``(3, n, width)``: the views side by side, by each of the models."""
-    found = []
-    for number in range(3):
-        encoder = embedkit.Encoder(run / f"model/fold-{number}", device="cpu")
-        given = encoder.encode_views(texts, views, max_length=16)
-        found.append(np.concatenate(list(given.values()), axis=1))
-    return np.stack(found)
+def by_fold(run: Path, encode: Callable[[embedkit.Encoder], np.ndarray]) -> np.ndarray:
+    """``(3, n, width)``: what each of the models gives."""
+    models = [embedkit.Encoder(run / f"model/fold-{i}", device="cpu") for i in range(3)]
+    return np.stack([encode(model) for model in models])
+
+
+def views_of(encoder: embedkit.Encoder, texts: list[str]) -> np.ndarray:
+    """The views side by side."""
+    return np.concatenate([*encoder.encode_views(texts, VIEWS, max_length=16).values()], axis=1)
+
+
+def table_of(encoder: embedkit.Encoder, texts: list[str], level: str) -> np.ndarray:
+    encode = encoder.encode_tokens if level == "token" else encoder.encode_words
+    return encode(texts, layers=2, max_length=16).X
 
 
 def expected(found: np.ndarray, folds: np.ndarray) -> np.ndarray:
@@ -66,7 +74,7 @@ def test_each_record_has_the_vectors_of_the_model_that_has_not_seen_it(shared: P
     folds = np.array(data.column("fold"))
     assert (folds == made.folds).all()
     assert {*folds} == {ALL_FOLDS, 0, 1, 2}
-    found = by_fold(shared / "run", data.text)
+    found = by_fold(shared / "run", partial(views_of, texts=data.text))
     assert np.abs(found[0] - found[1]).max() > 1e-3  # the models differ
     assert np.allclose(data.X, expected(found, folds), atol=1e-5)
     for number in range(3):  # what trained a model is not encoded by it
@@ -84,14 +92,9 @@ def test_token_and_word_vectors_are_of_the_same_models(shared: Path) -> None:
     folds = dict(zip(data.row.tolist(), data.column("fold"), strict=True))
     for level in ("token", "word"):
         stored = embedkit.load(shared / "data", level=level, view="2")
-        by_model = []
-        for number in range(3):
-            encoder = embedkit.Encoder(shared / f"run/model/fold-{number}", device="cpu")
-            encode = encoder.encode_tokens if level == "token" else encoder.encode_words
-            by_model.append(encode(data.text, layers=2, max_length=16))
+        found = by_fold(shared / "run", partial(table_of, texts=data.text, level=level))
         where = np.array([folds[row] for row in stored.row.tolist()])
-        assert len(where) == len(by_model[0].X)
-        found = np.stack([one.X for one in by_model])
+        assert len(where) == found.shape[1]
         assert np.allclose(stored.X, expected(found, where), atol=1e-5)
 
 
@@ -104,7 +107,7 @@ def test_another_corpus_is_encoded_by_all_models_but_for_known_texts(
     corpus = write_lines(tmp_path / "new.tsv", *lines)
     new = embedkit.load(vectors(corpus, tmp_path / "new", shared / "run", **LAYERS), list(VIEWS))
     assert list(new.column("fold")) == [ALL_FOLDS, 1, ALL_FOLDS]
-    found = by_fold(shared / "run", new.text)
+    found = by_fold(shared / "run", partial(views_of, texts=new.text))
     assert np.allclose(new.X, expected(found, np.array([-1, 1, -1])), atol=1e-5)
     checked = embedkit.verify(tmp_path / "new", recompute=9, device="cpu")
     assert checked.ok

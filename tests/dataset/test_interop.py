@@ -26,15 +26,12 @@ TAKE = {
     "duckdb": "df = df.df(); ids, texts, X = df['id'], df['text'], np.stack(df['mean_2'])",
     "datasets": "ids, texts, X = ds['id'], ds['text'], np.array(ds['mean_2'])",
     "embedkit": "ids, texts = data.ids, data.text",
-    "Arrow to polars": "ids, texts, X = df['id'], df['text'], df['mean_2'].to_numpy()",
-    "Arrow to pandas": "ids, texts, X = df['id'], df['text'], np.stack(df['mean_2'])",
-    "Arrow to duckdb": "df = df.df(); ids, texts, X = df['id'], df['text'], np.stack(df['mean_2'])",
 }
 STREAMED = f"import embedkit; data = embedkit.load({NAME!r}, view='mean_2')"
 STREAMS = {
-    "Arrow to polars": "import polars as pl; df = pl.DataFrame(data)",
-    "Arrow to pandas": "import pyarrow as pa; df = pa.table(data).to_pandas()",
-    "Arrow to duckdb": "import duckdb; df = duckdb.sql('FROM data')",
+    "polars": "import polars as pl; df = pl.DataFrame(data)",
+    "pandas": "import pyarrow as pa; df = pa.table(data).to_pandas()",
+    "duckdb": "import duckdb; df = duckdb.sql('FROM data')",
 }
 
 
@@ -68,7 +65,8 @@ def opened(made: Path) -> dict[str, Any]:
         tool: f"{line}\n{TAKE[tool]}"
         for tool, line in open_lines(made, read_manifest(made)).items()
     }
-    codes |= {tool: f"{STREAMED}\n{line}\n{TAKE[tool]}" for tool, line in STREAMS.items()}
+    for tool, line in STREAMS.items():
+        codes[f"Arrow to {tool}"] = f"{STREAMED}\n{line}\n{TAKE[tool]}"
     copy = made.parent / "DATASET"  # load_dataset takes signs such as [1] for a pattern
     shutil.copytree(made, copy)
     card = (copy / "README.md").read_text("utf-8").partition("```python\n")[2].partition("```")[0]
@@ -82,7 +80,7 @@ def opened(made: Path) -> dict[str, Any]:
     return answers
 
 
-@pytest.mark.parametrize("tool", list(TAKE))
+@pytest.mark.parametrize("tool", [*TAKE, *map("Arrow to {}".format, STREAMS)])
 def test_the_printed_line_opens_it(made: Path, opened: dict[str, Any], tool: str) -> None:
     ids, texts, X = opened[tool]
     data = embedkit.load(made, view="mean_2")

@@ -1,4 +1,4 @@
-"""Datasets are read: levels, batches, and new texts encoded as the stored ones were."""
+"""Datasets are read: numbers, levels, batches; new texts encoded as the stored ones were."""
 
 from __future__ import annotations
 
@@ -16,11 +16,38 @@ from hypothesis import strategies as st
 
 import embedkit
 from embedkit.dataset.encoders import encode_as
+from embedkit.dataset.info import describe_dataset
 from embedkit.dataset.read import VectorData
 from embedkit.errors import MismatchError, ModelError, UsageError
 from embedkit.runs.folder import dataset_content
 from tests.processes import ROOT
 from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
+
+
+def test_what_info_tells_is_what_is_worked_out_by_hand(made: Path) -> None:
+    info = describe_dataset(made)
+    assert [t[:3] for t in info.tables] == [
+        ("sentences", 4, N_ACCEPTED),
+        ("words", 4, info.tables[1][2]),
+        ("tokens", 4, 91),
+    ]
+    for folder, _, _, size in info.tables:
+        assert size == sum(p.stat().st_size for p in (made / folder).iterdir())
+    assert info.health_rows == N_ACCEPTED
+    assert info.duplicate_texts == 1
+    health = {view.name: view for view in info.health}
+    assert health.keys() == set(embedkit.load(made).manifest.views)
+    X = embedkit.load(made, view="mean_2").X.astype(np.float64)
+    norms = np.linalg.norm(X, axis=1)
+    unit = X / norms[:, None]
+    cosines = (unit @ unit.T)[~np.eye(len(X), dtype=bool)]
+    found = health["mean_2"]
+    assert (found.norm_mean, found.norm_min, found.norm_max) == pytest.approx(
+        (norms.mean(), norms.min(), norms.max())
+    )
+    assert found.anisotropy == pytest.approx(cosines.mean())
+    assert (found.zeros, found.width) == (0, 16)
+
 
 # levels
 

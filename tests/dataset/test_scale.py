@@ -46,13 +46,6 @@ from tests.store_fixtures import flip, run, tiny_model, tree, write_tsv
 
 TEXTS = [f"text {i}" if i % 7 else " " for i in range(60)]  # every seventh is a reject
 ROWS = [(str(i), text) for i, text in enumerate(TEXTS)]
-PLAIN = "".join(f"{text}\t{i}\n" + "\n" * (i % 5 == 0) for i, text in enumerate(TEXTS))
-WORDS = "".join(
-    f"# newdoc id = d{i}\n" * (i % 4 == 0)
-    + "".join(f"{n}\t{w}{i}" + "\t_" * 8 + "\n" for n, w in enumerate("abc", 1))
-    + "\n"
-    for i in range(60)
-)
 
 
 def _arrow(path: Path, _: Rows) -> None:
@@ -63,10 +56,8 @@ def _arrow(path: Path, _: Rows) -> None:
 
 FILES: dict[str, Callable[[Path, Rows], object]] = {
     **WRITERS,
-    "b.tsv": lambda p, _: p.write_text("\ufefftext\tid\n" + PLAIN),
-    "h.arrow": _arrow,
-    "i.conllu": lambda p, _: p.write_text(WORDS),
-    "j.txt": lambda p, _: p.write_text("\n".join(TEXTS)),
+    "c.arrow": _arrow,
+    "c.txt": lambda p, _: p.write_text("\n".join(TEXTS)),
 }
 
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from embedkit.encoding import bert
 from embedkit.encoding.bert import Bert
 from embedkit.encoding.encoder import Encoder
-from tests.models import TEXTS, Tiny, build, needs_plain_bf16, state
+from tests.models import TEXTS, Tiny, build, needs_plain_bf16, reweigh, state
 
 FAMILIES = ("bert", "bert_mlm", "japanese", "roberta", "xlm-roberta", "camembert")
-FIRST = "model.safetensors"
 
 
 def by_transformers(folder: Path, monkeypatch: pytest.MonkeyPatch, precision: str) -> Encoder:
@@ -45,24 +44,19 @@ def test_bits_are_those_of_the_modules_of_transformers(
         assert ours[view].tobytes() == theirs[view].tobytes(), view
 
 
-def with_names(folder: Path, rename: Callable[[str], str | None]) -> None:
-    tensors = {rename(name): tensor for name, tensor in load_file(folder / FIRST).items()}
-    kept = {name: tensor for name, tensor in tensors.items() if name is not None}
-    save_file(kept, folder / FIRST, {"format": "pt"})
+def with_two_of_each(tensors: dict[str, Any]) -> dict[str, Any]:
+    return tensors | {f"bert.{name}": t.flip(0).contiguous() for name, t in tensors.items()}
 
 
-def with_two_of_each(folder: Path) -> None:
-    bare = load_file(folder / FIRST)
-    others = {f"bert.{name}": tensor.flip(0).contiguous() for name, tensor in bare.items()}
-    save_file(bare | others, folder / FIRST, {"format": "pt"})
+def with_names_of_2019(tensors: dict[str, Any]) -> dict[str, Any]:
+    old = "LayerNorm.weight", "LayerNorm.gamma"
+    return {name.replace(*old): tensor for name, tensor in tensors.items()}
 
 
 UNUSUAL: dict[str, Callable[[Path], None]] = {
-    "each weight twice": with_two_of_each,
+    "each weight twice": lambda folder: reweigh(folder, with_two_of_each),
     "another activation": lambda folder: state(folder / "config.json", hidden_act="relu"),
-    "names of 2019": lambda folder: with_names(
-        folder, lambda n: n.replace("LayerNorm.weight", "LayerNorm.gamma")
-    ),
+    "names of 2019": lambda folder: reweigh(folder, with_names_of_2019),
 }
 
 
@@ -79,12 +73,11 @@ def test_what_is_unusual_is_loaded_by_transformers(kind: str, tmp_path: Path) ->
 def test_a_head_is_left_out_and_a_pooler_may_be_missing(tmp_path: Path) -> None:
     folder = build("roberta", tmp_path)
 
-    def moved(name: str) -> str | None:
-        return None if name.startswith("pooler") else f"roberta.{name}"
+    def moved(tensors: dict[str, Any]) -> dict[str, Any]:
+        kept = {f"roberta.{n}": t for n, t in tensors.items() if not n.startswith("pooler")}
+        return kept | {"lm_head.bias": torch.zeros(3)}
 
-    with_names(folder, moved)
-    tensors = load_file(folder / FIRST)
-    save_file(tensors | {"lm_head.bias": torch.zeros(3)}, folder / FIRST, {"format": "pt"})
+    reweigh(folder, moved)
     encoder = Encoder(folder, device="cpu")
     assert isinstance(encoder.model.module, Bert)
     assert not encoder.has_pooler

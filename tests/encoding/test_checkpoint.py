@@ -128,23 +128,21 @@ def test_default_max_length(
 
 
 @pytest.mark.parametrize(
-    ("file", "key", "value", "message"),
+    ("file", "key", "value"),
     [
-        ("tokenizer_config.json", "model_max_length", 0, "model_max_length=0"),
-        ("tokenizer_config.json", "model_max_length", -5, "model_max_length=-5"),
-        ("tokenizer_config.json", "model_max_length", "512", r"damaged: .*model_max_length"),
-        ("sentence_bert_config.json", "max_seq_length", 2, "max_seq_length=2"),
+        ("tokenizer_config.json", "model_max_length", 0),
+        ("tokenizer_config.json", "model_max_length", -5),
+        ("sentence_bert_config.json", "max_seq_length", 2),
     ],
 )
 def test_a_limit_without_room_for_text_is_the_files(
-    file: str, key: str, value: object, message: str, copy: Path
+    file: str, key: str, value: int, copy: Path
 ) -> None:
     state(copy / file, **{key: value})
     write_modules(copy)
-    with pytest.raises(DamagedModelError, match=rf"{file} .*{message}"):
+    with pytest.raises(DamagedModelError, match=f"{file} .*{key}={value}"):
         Encoder(copy, device="cpu")
-    if value != "512":
-        assert Encoder(copy, device="cpu", max_length=20).max_length == 20
+    assert Encoder(copy, device="cpu", max_length=20).max_length == 20
 
 
 @pytest.mark.parametrize(
@@ -171,16 +169,6 @@ def test_model_type_by_architecture(architecture: str, kind: str, tmp_path: Path
     folder = build_old(tmp_path, "cased", model_type=None, architectures=[architecture])
     assert find_checkpoint(folder).model_type == kind
     assert kind in FAMILIES
-
-
-@pytest.mark.parametrize(
-    ("kind", "advice"),
-    [("bert", "Fetch it again"), ("prophetnet", "Such a prophetnet is not computed here")],
-)
-def test_a_size_that_is_not_stated(kind: str, advice: str, copy: Path) -> None:
-    state(copy / "config.json", model_type=kind, num_hidden_layers=None, num_encoder_layers=2)
-    with pytest.raises(ModelError, match=rf"does not state num_hidden_layers\. {advice}"):
-        find_checkpoint(copy)
 
 
 @pytest.mark.parametrize(

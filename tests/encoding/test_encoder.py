@@ -1,4 +1,7 @@
-"""Batches, order, duplicates, memory: what must not change a vector, and what is refused."""
+"""Batches, order, duplicates, memory: what must not change a vector, and what is refused.
+
+Vectors of words and tokens in memory are those that extraction writes.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
 
 from embedkit.choices import Pooling
 from embedkit.encoding.encoder import Encoder, choose_precision
@@ -28,11 +31,13 @@ from embedkit.encoding.model import PlainModel, choose_device
 from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.pooling import POOLERS, PackedTokens, combine_layers
 from embedkit.encoding.shard import cut_batches
+from embedkit.encoding.tables import TokenVectors, WordVectors
 from embedkit.encoding.tokenizer import tokenize
 from embedkit.encoding.views import ShardVectors, View, parse_layers, parse_view
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import EncodeError, ModelError, UsageError
-from tests.models import TEXTS, EncoderOf, Tiny, distance
+from tests.models import TEXTS, EncoderOf, Tiny, distance, reweigh
+from tests.store_fixtures import run
 
 VIEWS = ("cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "cls_concat_0to1", "pooler")
 
@@ -247,6 +252,71 @@ def test_nan_reaches_the_vector(tiny_bert: Path, view: str, on_long: str, packed
     assert np.isnan(vectors).any(axis=1).tolist() == [True, False, False]
 
 
+# tables of words and tokens
+
+
+FILLED = [text for text in dict.fromkeys(TEXTS) if text.strip()] + [TEXTS[2], "a  movie\tbus", "배"]
+LAYERS = ["0", "-1", "sum:1..2"]
+
+
+def agree(ours: TokenVectors | WordVectors, folder: Path) -> None:
+    """Every column of the table on disk is an attribute with the same values."""
+    table = pq.read_table(folder)
+    assert len(ours) == len(table) > 0
+    for name in table.schema.names:
+        column = table.column(name)
+        if name.startswith("layer_"):
+            found = ours.vectors[name.removeprefix("layer_")]
+            assert found.dtype == np.float32
+            assert np.array_equal(found, np.stack(column.to_numpy())), name
+        else:
+            assert getattr(ours, name).tolist() == column.to_pylist(), name
+    assert {f"layer_{name}" for name in ours.vectors} <= set(table.schema.names)
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "japanese"])
+def test_words_and_tokens_are_those_that_extract_writes(
+    family: str, tiny: Tiny, encoder_of: EncoderOf, tmp_path: Path
+) -> None:
+    encoder, model = encoder_of(family), str(tiny(family))
+    run(
+        FILLED,
+        tmp_path / "out",
+        model=model,
+        layers="0,-1,sum:1..2",
+        words="mean",
+        tokens=True,
+        shard_rows=100,
+        device="cpu",
+    )
+    for batch_size in (None, 3):
+        tokens = encoder.encode_tokens(FILLED, layers=LAYERS, batch_size=batch_size)
+        words = encoder.encode_words(FILLED, layers=LAYERS, batch_size=batch_size)
+        if batch_size is None or encoder.model.name == "packed":
+            agree(tokens, tmp_path / "out/tokens")
+            agree(words, tmp_path / "out/words")
+    assert [FILLED[r][a:b] for r, a, b in zip(words.row, words.start, words.end, strict=True)] == (
+        words.text.tolist()
+    )
+
+
+WORDS = st.lists(
+    st.lists(st.sampled_from(["배를", "movie", "A,", "猫", "naïve"]), max_size=5), max_size=5
+)
+
+
+@given(words=WORDS)
+def test_words_of_a_text_are_the_text(words: list[list[str]], encoder_of: EncoderOf) -> None:
+    encoder = encoder_of("bert")
+    ours = encoder.encode_words(words=words, layers=[0, -1])
+    joined = encoder.encode_words([" ".join(some) for some in words], layers=[0, -1])
+    for name in ("row", "word", "segment", "text", "start", "end", "n_tokens"):
+        assert getattr(ours, name).tolist() == getattr(joined, name).tolist()
+    assert all(np.array_equal(v, joined.vectors[name]) for name, v in ours.vectors.items())
+    assert ours.text.tolist() == [word for some in words for word in some]
+    assert ours.row.tolist() == [row for row, some in enumerate(words) for _ in some]
+
+
 def test_nothing_to_encode(encoder: Encoder) -> None:
     assert encoder.encode([]).shape == (0, 24)
     views = encoder.encode_views([], ["cls_concat_0to1", "pooler"])
@@ -256,6 +326,15 @@ def test_nothing_to_encode(encoder: Encoder) -> None:
     }
     assert shard(encoder, [], layers="0,sum:1..2").tokens["sum_1to2"].shape == (0, 24)
     assert encoder.encode_views(TEXTS, []) == {}
+    for empty in (
+        encoder.encode_words([]),
+        encoder.encode_words(words=np.zeros((0, 2), str)),
+        encoder.encode_words(["", " "]),
+        encoder.encode_tokens([]),
+    ):
+        assert len(empty) == 0
+        assert empty.X.shape == (0, 24)
+    assert encoder.encode_tokens([""]).token.tolist() == ["[CLS]", "[SEP]"]
 
 
 ROWS = np.ones((2, 3), np.float32)
@@ -275,6 +354,12 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
     # before anything is encoded, and None is no text
     "dims=99: the vectors have": lambda e: e.encode([None], dims=99),
     "vocab='1:²'": lambda _: tokenize(vocab="1:²"),
+    r"words\[0\]\[1\] is 1": lambda e: e.encode_words(words=[["a", 1]]),
+    r"words\[0\] holds": lambda e: e.encode_words(words=[["a", "a\u3000b"]]),
+    "texts or words=": lambda e: e.encode_words(),
+    "either texts or words=": lambda e: e.encode_words(["a"], words=[["a"]]),
+    "subtokens='middle'": lambda e: e.encode_words(["a"], subtokens="middle"),
+    "layers='4'": lambda e: e.encode_words(["a"], layers=[4]),
 }
 
 
@@ -307,14 +392,12 @@ def test_pooler_only_where_there_is_one(family: str, has: bool, encoder_of: Enco
 )
 def test_damaged_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(tiny_bert, tmp_path / "m"))
-    file = folder / "model.safetensors"
-    weights = load_file(file)
-    weights |= {name: torch.zeros(7)} if name.endswith("bias") else {}
-    if name.endswith("key.weight"):
-        del weights[name]
-    save_file(weights, file, metadata={"format": "pt"})
-    if name == "weights":
-        file.write_bytes(file.read_bytes()[:2000])
+    if name.endswith("bias"):
+        reweigh(folder, lambda tensors: {**tensors, name: torch.zeros(7)})
+    elif name.endswith("key.weight"):
+        reweigh(folder, lambda tensors: {n: t for n, t in tensors.items() if n != name})
+    else:
+        os.truncate(folder / "model.safetensors", 2_000)
     with pytest.raises(ModelError, match=name):
         Encoder(str(folder), device="cpu")
 

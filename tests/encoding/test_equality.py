@@ -22,6 +22,7 @@ from tests.models import (
     EncoderOf,
     Plain,
     PlainOf,
+    PlainText,
     Tiny,
     check_near,
     combined,
@@ -80,6 +81,25 @@ def run(
 
 
 def check(
+    encoder: Encoder,
+    ours: ShardVectors,
+    texts: Sequence[Sequence[PlainText]],
+    *,
+    special_tokens: bool = True,
+) -> None:
+    """Every view and every token of every layer; ``texts`` are of the plain forward and exact."""
+    views, specs = everything(encoder)
+    assert set(ours.views) == {view.name for view in views}
+    for view in views:
+        wanted = [[expected(view, text, special=special_tokens) for text in each] for each in texts]
+        assert ours.views[view.name].dtype == np.float32
+        check_near(ours.views[view.name], *map(np.array, wanted))
+    for spec in specs:
+        states = [[combined(spec, text.hidden) for text in each] for each in texts]
+        check_near(ours.tokens[spec.name], *map(np.concatenate, states))
+
+
+def check_alone(
     case: Case,
     texts: Sequence[str],
     pairs: Sequence[str] | None = None,
@@ -88,30 +108,20 @@ def check(
     prefix: str = "",
     max_length: int = 0,
 ) -> None:
-    """Every vector of every view and every token of every layer is that of the plain forward."""
+    """Vectors of texts are those of the plain forward of each text alone."""
     encoder, plain = case
     length = max_length or encoder.max_length
     tokenized, ours = run(
         encoder, texts, pairs, special_tokens=special_tokens, prefix=prefix, max_length=length
     )
-    views, specs = everything(encoder)
-    assert set(ours.views) == {view.name for view in views}
-    forwards = (plain, plain.exact)
     nothing: list[str | None] = [None] * len(texts)
+    both = list(zip(texts, pairs or nothing, strict=True))
     alone = [
-        [forward(prefix + text, pair, max_length=length) for forward in forwards]
-        for text, pair in zip(texts, pairs or nothing, strict=True)
+        [forward(prefix + text, pair, max_length=length) for text, pair in both]
+        for forward in (plain, plain.exact)
     ]
-    assert tokenized.n_kept.tolist() == [len(one.special) for one, _ in alone]
-    for view in views:
-        wanted = [
-            [expected(view, one, special=special_tokens) for one in of_both] for of_both in alone
-        ]
-        assert ours.views[view.name].dtype == np.float32
-        check_near(ours.views[view.name], *map(np.array, zip(*wanted, strict=True)))
-    for spec in specs:
-        states = [[combined(spec, one.hidden) for one in of_both] for of_both in alone]
-        check_near(ours.tokens[spec.name], *map(np.concatenate, zip(*states, strict=True)))
+    assert tokenized.n_kept.tolist() == [len(text.special) for text in alone[0]]
+    check(encoder, ours, alone, special_tokens=special_tokens)
 
 
 @pytest.mark.parametrize(
@@ -127,13 +137,13 @@ def check(
 def test_all_views_and_tokens(
     case: Case, texts: tuple[Sequence[str], ...], settings: dict[str, Any]
 ) -> None:
-    check(case, *texts, **settings)
+    check_alone(case, *texts, **settings)
 
 
 def test_real_checkpoints(real: Case) -> None:
     long = "The ferry leaves at nine and 배는 아홉 시에 떠난다. " * 40
-    check(real, (*TEXTS, long))
-    check(real, FIRST, SECOND, max_length=20, special_tokens=False)
+    check_alone(real, (*TEXTS, long))
+    check_alone(real, FIRST, SECOND, max_length=20, special_tokens=False)
 
 
 def brute_force_windows(length: int, size: int, stride: int) -> list[tuple[int, int, list[int]]]:
@@ -160,6 +170,23 @@ def brute_force_windows(length: int, size: int, stride: int) -> list[tuple[int, 
                     best, most = number, min(before, behind)
         taken[best].append(token)
     return [(a, b, tokens) for (a, b), tokens in zip(windows, taken, strict=True)]
+
+
+def joined(
+    forward: Plain,
+    inputs: Sequence[tuple[list[int], list[int] | None]],
+    places: Sequence[tuple[int, int]],
+    *,
+    special: list[int],
+) -> PlainText:
+    """A text in windows, given by their ids and segments; each token by its window and place."""
+    outputs = [forward.run(*window) for window in inputs]
+    by_layer = list(zip(*(hidden for hidden, _ in outputs), strict=True))
+    hidden = [np.array([states[n][at] for n, at in places]) for states in by_layer]
+    first = [np.mean([state[:1] for state in states], axis=0) for states in by_layer]
+    added = np.isin(np.arange(len(places)), np.arange(len(places))[special])
+    heads = [pooled for _, pooled in outputs if pooled is not None]
+    return PlainText(hidden, first, added, np.mean(heads, axis=0) if heads else None)
 
 
 WINDOWS = [(8, 0, True), (9, 3, False), (12, 9, True), (40, 8, False)]
@@ -191,46 +218,18 @@ def test_windows(
         on_long="window",
         special_tokens=special_tokens,
     )
-    views, specs = everything(encoder)
     cls, sep = plain.tokenizer.cls_token_id, plain.tokenizer.sep_token_id
     texts = [plain.tokenizer(t, add_special_tokens=False)["input_ids"] for t in LONG_AND_SHORT]
-
-    def of_windows(i: int, forward: Plain) -> dict[str, np.ndarray]:
-        """The tokens of a text, taken from its windows, by layer, and its views."""
-        windows = brute_force_windows(len(texts[i]), max_length - 2, stride)
-        outputs = [forward.run([cls, *texts[i][a:b], sep], None) for a, b, _ in windows]
-        assert tokenized[i].ids.tolist() == [cls, *texts[i], sep]
-        assert len(tokenized[i].window_ends) - 1 == len(windows)
-        rows: dict[str, np.ndarray] = {}
-        for spec in specs:
-            states = [combined(spec, hidden) for hidden, _ in outputs]
-            body = [
-                state[1 + token - a]
-                for state, (a, _, tokens) in zip(states, windows, strict=True)
-                for token in tokens
-            ]
-            rows[spec.name] = np.array([states[0][0], *body, states[-1][-1]])
-        of_views: dict[str, np.ndarray] = {}
-        for view in views:
-            counted = rows[view.layer.name][slice(None) if special_tokens else slice(1, -1)]
-            if view.pooling is Pooling.POOLER:
-                wanted = np.mean([p for _, p in outputs if p is not None], axis=0)
-            elif view.pooling is Pooling.CLS:
-                wanted = np.mean([combined(view.layer, h)[0] for h, _ in outputs], axis=0)
-            elif not len(counted):
-                wanted = np.zeros(rows[view.layer.name].shape[1], np.float32)
-            else:
-                wanted = {
-                    Pooling.MEAN: counted.mean(0),
-                    Pooling.MAX: counted.max(0),
-                    Pooling.LAST_TOKEN: counted[-1],
-                }[view.pooling]
-            of_views[view.name] = wanted[None]
-        return rows | of_views
-
-    both = [[of_windows(i, forward) for i in range(len(texts))] for forward in (plain, plain.exact)]
-    for name, vectors in (ours.tokens | ours.views).items():
-        check_near(vectors, *(np.concatenate([one[name] for one in each]) for each in both))
+    both: list[list[PlainText]] = [[], []]
+    for ids, encoded in zip(texts, tokenized, strict=True):
+        windows = brute_force_windows(len(ids), max_length - 2, stride)
+        assert encoded.ids.tolist() == [cls, *ids, sep]
+        assert len(encoded.window_ends) - 1 == len(windows)
+        places = [(n, 1 + i - a) for n, (a, _, taken) in enumerate(windows) for i in taken]
+        inputs = [([cls, *ids[a:b], sep], None) for a, b, _ in windows]
+        for forward, found in zip((plain, plain.exact), both, strict=True):
+            found.append(joined(forward, inputs, [(0, 0), *places, (-1, -1)], special=[0, -1]))
+    check(encoder, ours, both, special_tokens=special_tokens)
 
 
 @pytest.mark.parametrize("long_first", [True, False])
@@ -241,30 +240,26 @@ def test_windows_of_pairs(long_first: bool, encoder_of: EncoderOf, plain_of: Pla
     tokenized, ours = run(encoder, [a], [b], max_length=max_length, stride=stride, on_long="window")
     ids_a, ids_b = (plain.tokenizer(t, add_special_tokens=False)["input_ids"] for t in (a, b))
     cls, sep = plain.tokenizer.cls_token_id, plain.tokenizer.sep_token_id
-    n_long = max(len(ids_a), len(ids_b))
-    other = min(len(ids_a), len(ids_b))
+    n_long, other = max(len(ids_a), len(ids_b)), min(len(ids_a), len(ids_b))
     windows = brute_force_windows(n_long, max_length - 3 - other, stride)
     assert len(windows) > 2
-    both = []
-    for forward in (plain, plain.exact):
-        outputs = []
-        for first, after, _ in windows:
-            x, y = (ids_a[first:after], ids_b) if long_first else (ids_a, ids_b[first:after])
-            types = [0] * (len(x) + 2) + [1] * (len(y) + 1)
-            outputs.append(forward.run([cls, *x, sep, *y, sep], types)[0][-1])
-        before = 1 if long_first else 2 + len(ids_a)
-        rows = list(outputs[0][:before])
-        for output, (first, _, tokens) in zip(outputs, windows, strict=True):
-            rows += [output[before + token - first] for token in tokens]
-        if long_first:  # the middle [SEP] closes the moving text; the repeated text is the first's
-            size = windows[0][1]
-            rows += [outputs[-1][before + windows[-1][1] - windows[-1][0]]]
-            rows += list(outputs[0][before + size + 1 : -1])
-        both.append(np.array([*rows, outputs[-1][-1]]))
+    before = 1 if long_first else 2 + len(ids_a)
+    places = [(n, before + i - start) for n, (start, _, taken) in enumerate(windows) for i in taken]
+    inputs = []
+    for start, stop, _ in windows:
+        x, y = (ids_a[start:stop], ids_b) if long_first else (ids_a, ids_b[start:stop])
+        inputs.append(([cls, *x, sep, *y, sep], [0] * (len(x) + 2) + [1] * (len(y) + 1)))
+    places = [*((0, i) for i in range(before)), *places]
+    if long_first:  # the middle [SEP] closes the moving text; the repeated text is the first's
+        start, stop, _ = windows[-1]
+        size = windows[0][1]
+        places += [(-1, before + stop - start)]
+        places += [(0, before + size + 1 + i) for i in range(other)]
+    ends = [0, 1 + len(ids_a), -1]
+    both = [[joined(f, inputs, [*places, (-1, -1)], special=ends)] for f in (plain, plain.exact)]
     assert tokenized[0].ids.tolist() == [cls, *ids_a, sep, *ids_b, sep]
     assert not tokenized[0].cut
-    check_near(ours.tokens["3"], *both)
-    check_near(ours.views["mean_3"], *(rows.mean(axis=0) for rows in both))
+    check(encoder, ours, both)
 
 
 @needs_plain_bf16

@@ -81,22 +81,10 @@ OTHERS: dict[Any, Callable[..., Tensor]] = {
 CUDA = torch.device("cuda", 0)
 LENGTHS = (40, 17, 17, 5, 2, 1)
 KERNELS = ("varlen", "efficient", "runs")
-WIDE = {"hidden_size": 64, "num_attention_heads": 2, "num_hidden_layers": 2}
-# what each kernel takes in fp32; in half precision varlen takes all but biases
-FAMILIES: dict[str, set[str]] = {
-    "bert": {"efficient", "runs"},
-    "roberta": {"efficient", "runs"},
-    "distilbert": {"efficient", "runs"},
-    "electra": {"efficient", "runs"},
-    "xlm-roberta": {"efficient", "runs"},
-    "albert": {"efficient", "runs"},
-    "mpnet": {"runs"},  # positions are biases
-    "modernbert": {"runs"},  # windows
-    "nomic_bert": {"efficient", "runs"},
-    "eurobert": {"runs"},  # grouped keys
-    "qwen3": {"runs"},
-    "gemma3_text": {"runs"},
-}
+EFFICIENT = ("bert", "roberta", "distilbert", "electra", "xlm-roberta", "albert", "nomic_bert")
+"""Families that the kernel of this name takes too."""
+RUNS = ("mpnet", "modernbert", "eurobert", "qwen3", "gemma3_text")
+"""Those with biases, windows or grouped keys, of which others take some in half precision."""
 
 
 @pytest.fixture
@@ -139,6 +127,7 @@ def states(model: Model, *, first_only: bool = False) -> list[tuple[tuple[int, .
 
 
 QUICK = ("bert", "mpnet", "modernbert", "eurobert")
+LONG = sorted({*EFFICIENT, *RUNS} - {*QUICK})
 
 
 # the kernel for texts of many lengths asks the driver that a CUDA build of torch expects
@@ -148,7 +137,7 @@ driver = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=driver)])
-@pytest.mark.parametrize("family", [*QUICK, *slow(*sorted(FAMILIES.keys() - {*QUICK}))])
+@pytest.mark.parametrize("family", [*QUICK, *slow(*LONG)])
 def test_kernels_take_what_they_are_given(
     family: str, precision: str, tiny: Tiny, fake: FakeTensorMode
 ) -> None:
@@ -167,10 +156,9 @@ def test_kernels_take_what_they_are_given(
         taken.add(kind)
         assert whole == [((sum(LENGTHS), plain.width), "cuda")] * (plain.n_layers + 1)
         assert first == [((len(LENGTHS), plain.width), "cuda")]
-    expected = FAMILIES[family]
-    if precision == "bf16" and family != "mpnet":
-        expected = expected | {"varlen"}
-    assert taken == expected
+    expected = {"efficient": family in EFFICIENT, "runs": True}
+    expected["varlen"] = precision == "bf16" and family != "mpnet"  # whose positions are biases
+    assert taken == {kind for kind, takes in expected.items() if takes}
 
 
 def test_the_plain_forward_selects_tokens_without_waiting(tiny: Tiny, fake: FakeTensorMode) -> None:

@@ -11,7 +11,6 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -29,8 +28,11 @@ from sentence_transformers.base import modules as st_modules
 from sentence_transformers.sentence_transformer import model as st_model
 from sentence_transformers.sentence_transformer import modules as st
 from transformers import (
+    AlbertForSequenceClassification,
     AutoModel,
     AutoModelForSequenceClassification,
+    BertForSequenceClassification,
+    RobertaForSequenceClassification,
     configuration_utils,
     modeling_utils,
 )
@@ -47,12 +49,9 @@ from embedkit.encoding.inventory import SENTENCE_FILES
 from embedkit.encoding.model import describe_model
 from embedkit.errors import DamagedModelError, EncodeError, ModelError, UsageError
 from tests.encoding.test_checkpoint import write_modules
-from tests.models import TEXTS, Tiny, distance, save_model, state
+from tests.models import SOME, Tiny, distance, equals_its_makers, reweigh, save_model, state
 from tests.processes import invoke
-
-SOME = [*TEXTS[:9], *TEXTS[10:]]
-FLOOR = 2e-6
-"""Some ulp of vectors of this size: the reference may be exact by chance."""
+from tests.store_fixtures import tiny_model
 
 
 def read(path: Path) -> Any:
@@ -71,15 +70,6 @@ def saved(tiny_bert: Path, common: Path) -> Path:
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))
-
-
-def equals_its_makers(folder: Path) -> None:
-    """Assert that the vectors are as near to the makers' in float64 as the makers' own are."""
-    theirs = SentenceTransformer(str(folder), device="cpu")
-    single = theirs.encode(SOME)
-    exact = theirs.double().encode(SOME)
-    limit = max(1.5 * distance(single, exact).max(), FLOOR)
-    assert distance(Encoder(folder, device="cpu").encode(SOME), exact).max() <= limit
 
 
 def is_refused(folder: Path, name: str) -> Encoder:
@@ -137,7 +127,13 @@ NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"auto_map": {"AutoModel": "own.Own"}}, "auto_map"),
     ("config.json", {"pruned_heads": {"0": [1]}}, "pruned_heads"),
     ("config.json", {"transformers_weights": "other.safetensors"}, "transformers_weights"),
+    ("modules.json", {"type": "sentence_transformers.models.LayerNorm"}, "LayerNorm"),
+    ("modules.json", {"type": "own.Own"}, "Own"),
+    ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "weightedmean"),
+    ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "cls and mean"),
+    ("1_Pooling/config.json", {"pooling_mode": []}, "1_Pooling (Pooling) by"),
 ]
+OF_MODULES = ("modules.json", "1_Pooling/config.json")
 
 
 @pytest.mark.parametrize(("file", "stated"), APPLIED, ids=lambda value: str(value)[:60])
@@ -155,7 +151,8 @@ def test_or_refused_by_its_name(
     # a key of the transformer shapes every view
     told = [note for note in notes if name in note]
     assert len(told) == (file in ("config.json", S))
-    assert "refused" in describe_model(str(folder)).inventory.values()
+    effects = describe_model(str(folder)).inventory.values()
+    assert "refused" in effects or file in OF_MODULES
 
 
 def test_a_tokenizer_in_python_cannot_be_made_to_lower_case(tiny: Tiny, tmp_path: Path) -> None:
@@ -183,23 +180,6 @@ def test_keys_of_the_code_of_a_family(family: str) -> None:
         stated = [{key: values[0]}, {key: "another"}]
         effects = [s.effect for one in stated for s in inventory.statements("", one, rules)]
         assert effects == ["harmless", "refused"]
-
-
-@pytest.mark.parametrize(
-    ("file", "stated", "name"),
-    [
-        ("modules.json", {"type": "sentence_transformers.models.LayerNorm"}, "LayerNorm"),
-        ("modules.json", {"type": "own.Own"}, "Own"),
-        ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "weightedmean"),
-        ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "cls and mean"),
-        ("1_Pooling/config.json", {"pooling_mode": []}, "1_Pooling (Pooling) by"),
-    ],
-)
-def test_a_module_that_is_not_known(
-    file: str, stated: dict[str, Any], name: str, folder: Path
-) -> None:
-    state(folder / file, **stated)
-    is_refused(folder, name)
 
 
 def test_modules_before_the_pooling_are_of_tokens(folder: Path) -> None:
@@ -291,11 +271,6 @@ def test_no_part_of_a_folder_is_advised(folder: Path) -> None:
 
 
 # --- weights
-
-
-def reweigh(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    weights = change(load_file(folder / "model.safetensors"))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
@@ -461,27 +436,43 @@ def test_adapters_that_cannot_be_applied(folder: Path) -> None:
 # --- messages
 
 
+TOKENS = "tokenizer_config.json"
+OF_ANOTHER_KIND = {"model_type": "prophetnet", "num_encoder_layers": 2}
+
+
 @pytest.mark.parametrize(
-    ("stated", "named"),
+    ("file", "stated", "named"),
     [
-        ({"layer_norm_eps": "1e-12"}, r"config\.json.*layer_norm_eps.*expected float"),
-        ({"dtype": "float8"}, r"config\.json.*float8"),
-        ({"is_decoder": True}, "is_decoder"),
-        ({"is_encoder_decoder": True}, "bert"),
-        ({"add_cross_attention": True}, "add_cross_attention"),
-        ({"hidden_size": "24"}, "says hidden_size='24', not a number"),
-        ({"hidden_act": "nope"}, r"config\.json cannot be used \(hidden_act='nope' is not known"),
-        ({"num_attention_heads": 0}, r"config\.json cannot be used"),
-        ({"num_attention_heads": 5}, r"config\.json cannot be used \(The hidden size \(24\)"),
-        ({"model_type": "own"}, "own"),
+        ("config.json", {"layer_norm_eps": "1e-12"}, "layer_norm_eps.*expected float"),
+        ("config.json", {"dtype": "float8"}, "float8"),
+        ("config.json", {"is_decoder": True}, "is_decoder"),
+        ("config.json", {"is_encoder_decoder": True}, "bert"),
+        ("config.json", {"add_cross_attention": True}, "add_cross_attention"),
+        ("config.json", {"hidden_size": "24"}, "says hidden_size='24', not a number"),
+        ("config.json", {"hidden_act": "nope"}, r"used \(hidden_act='nope' is not known"),
+        ("config.json", {"num_attention_heads": 0}, "cannot be used"),
+        ("config.json", {"num_attention_heads": 5}, r"cannot be used \(The hidden size \(24\)"),
+        ("config.json", {"model_type": "own"}, "own"),
+        ("config.json", {"num_hidden_layers": None}, r"num_hidden_layers\. Fetch it again"),
+        (
+            "config.json",
+            {"num_hidden_layers": None, **OF_ANOTHER_KIND},
+            r"num_hidden_layers\. Such a prophetnet is not computed here",
+        ),
+        ("config.json", {"do_lower_case": "false"}, r"damaged: .* at `\$\.do_lower_case`"),
+        (TOKENS, {"do_lower_case": "false"}, r"damaged: .* at `\$\.do_lower_case`"),
+        (TOKENS, {"strip_accents": 1}, r"damaged: .* at `\$\.strip_accents`"),
+        (TOKENS, {"model_max_length": "512"}, "damaged: .*model_max_length"),
     ],
 )
-def test_an_error_of_the_configuration_names_it(
-    stated: dict[str, Any], named: str, folder: Path
+def test_an_error_of_a_file_names_it(
+    file: str, stated: dict[str, Any], named: str, folder: Path
 ) -> None:
-    state(folder / "config.json", **stated)
-    with pytest.raises(ModelError, match=named):
+    state(folder / file, **stated)
+    kind = DamagedModelError if "damaged" in named else ModelError
+    with pytest.raises(kind, match=named) as caught:
         Encoder(folder, device="cpu")
+    assert file in str(caught.value) or "model_type" in stated
 
 
 def test_an_error_of_the_tokenizer_names_what_is_missing(
@@ -531,6 +522,50 @@ def test_info_lists_what_becomes_of_everything(folder: Path) -> None:
     assert "training_args.bin" in short
     assert "pooling_mode" in whole
     assert "pooling_mode" not in short
+
+
+def test_a_checkpoint_is_described() -> None:
+    info = describe_model(str(tiny_model()))
+    assert (info.model_type, info.n_layers, info.width, info.positions) == ("bert", 2, 16, 24)
+    assert (info.source, info.architecture, info.labels) == ("folder", "BertModel", ())
+    assert info.has_pooler
+    bare = describe_model(str(tiny_model(pooler=False)))
+    assert not bare.has_pooler
+    assert bare.missing == ("pooler.dense.bias", "pooler.dense.weight")
+    assert info.encoder_parameters == bare.encoder_parameters + 16 * 16 + 16
+
+
+CLASSIFIERS = {
+    "bert": BertForSequenceClassification,
+    "roberta": RobertaForSequenceClassification,
+    "albert": AlbertForSequenceClassification,
+}
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_a_classifier_is_shown_with_its_head(tiny: Tiny, tmp_path: Path, family: str) -> None:
+    model = CLASSIFIERS[family].from_pretrained(tiny(family), num_labels=3)
+    model.save_pretrained(tmp_path / "m")
+    own = shutil.ignore_patterns("config.json", "model.safetensors")
+    shutil.copytree(tiny(family), tmp_path / "m", dirs_exist_ok=True, ignore=own)
+    info = describe_model(str(tmp_path / "m"))
+    assert info.architecture == type(model).__name__
+    assert info.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert info.parameters == sum(p.numel() for p in model.parameters())
+    assert info.missing == info.unused == ()
+    assert info.modules == str(model)
+
+
+def test_weights_that_are_missing_and_unused_are_named(tiny: Tiny, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny("bert"), tmp_path / "m"))
+    state(folder / "config.json", architectures=["BertForSequenceClassification"])
+    info = describe_model(str(folder))
+    assert info.missing == ("classifier.bias", "classifier.weight")
+    model = BertForSequenceClassification.from_pretrained(tiny("bert"), num_labels=5)
+    model.save_pretrained(folder)
+    state(folder / "config.json", architectures=["BertModel"])
+    assert describe_model(str(folder)).unused == ("classifier.bias", "classifier.weight")
+    assert "unused     2 weights" in invoke("info", folder).output
 
 
 # --- what the libraries know

@@ -23,9 +23,8 @@ from embedkit.encoding.model import describe_model
 from embedkit.encoding.views import parse_view
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError
-from tests.models import _TOKENIZERS, TEXTS, check_near, save_model, slow, state
+from tests.models import _TOKENIZERS, SOME, Plain, check_near, save_model, slow, state
 
-SOME = [text for text in TEXTS if text]
 DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {},
     "gemma2": {"num_key_value_heads": 1, "head_dim": 12, "sliding_window": 8},
@@ -55,7 +54,7 @@ def build(family: str, folder: Path) -> Path:
     """A random model of 3 layers; tokenizers of decoders add nothing, and pad on either side."""
     if family in DECODERS:
         trained = ByteLevelBPETokenizer()
-        trained.train_from_iterator(TEXTS, 360, special_tokens=["<pad>"], show_progress=False)
+        trained.train_from_iterator(SOME, 360, special_tokens=["<pad>"], show_progress=False)
         tokenizer: Any = transformers.PreTrainedTokenizerFast(
             tokenizer_object=trained._tokenizer,
             pad_token=None if family == "gpt2" else "<pad>",
@@ -153,19 +152,10 @@ def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str
     notes = [note for note in notes if "sequence by sequence" not in note]
     assert [reason in note for note in notes] == [True] * encoder.model.pads
     ours = encoder.encode_tokens(SOME, layers="all")
-    plain = transformers.AutoModel.from_pretrained(folder).eval()
-    if plain.config.is_encoder_decoder:
-        plain = plain.get_encoder()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    exact = copy.deepcopy(plain).double()
-    states: list[list[list[Any]]] = [[], []]
-    for text in SOME:
-        encoded = tokenizer(text, return_tensors="pt", truncation=True, max_length=160)
-        inputs = {name: encoded[name] for name in ("input_ids", "attention_mask")}
-        for model, found in zip((plain, exact), states, strict=True):
-            with torch.inference_mode():
-                layers = model(**inputs, output_hidden_states=True).hidden_states
-            found.append([layer[0].numpy() for layer in layers])
+    plain = Plain.load(folder, max_length=160)
+    if plain.model.config.is_encoder_decoder:
+        plain.model = plain.model.get_encoder()
+    states = [[forward(text).hidden for text in SOME] for forward in (plain, plain.exact)]
     assert len(ours.vectors) == encoder.n_layers + 1 == 4
     for number in range(4):
         both = [np.concatenate([layers[number] for layers in found]) for found in states]

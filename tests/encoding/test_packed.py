@@ -113,12 +113,23 @@ def models(
 
 
 def test_every_layer_for_every_mix_of_lengths(models: tuple[PackedModel, PlainModel]) -> None:
-    ours, plain = models
-    all_models = (ours, plain, in_float64(plain))
-    batches = [batch_of(lengths, plain.checkpoint.config["vocab_size"]) for lengths in LENGTHS]
-    found = [[states(model, batch) for batch in batches] for model in all_models]
-    for layer in range(ours.n_layers + 1):
+    """Of all tokens, and of the first ones alone where nothing else is asked for."""
+    exact = in_float64(models[1])
+    batches = [batch_of(lengths, exact.checkpoint.config["vocab_size"]) for lengths in LENGTHS]
+    found = [[states(model, batch) for batch in batches] for model in (*models, exact)]
+    for layer in range(exact.n_layers + 1):
         check_near(*(np.concatenate([each[layer] for each in of_model]) for of_model in found))
+    for model, wholes in zip(models, found, strict=False):
+        for top in (0, 1, model.n_layers):
+            layers, rows = sorted({0, top}), []
+            for batch, whole, truth in zip(batches, wholes, found[2], strict=True):
+                first = states(model, batch, layers, first_only=True)
+                assert list(first) == layers
+                starts = batch.offsets[:-1].numpy()
+                rows.append((first[top], whole[top][starts], truth[top][starts]))
+                if top:
+                    assert np.array_equal(first[0], whole[0])
+            check_near(*map(np.concatenate, zip(*rows, strict=True)))
 
 
 @pytest.mark.parametrize("first_only", [False, True])
@@ -140,25 +151,6 @@ def test_a_text_has_the_same_bits_in_any_company(
             rows = slice(len(before), len(before) + 1) if first_only else slice(cut, cut + length)
             seen.append(hidden[rows])
         assert all(np.array_equal(seen[0], other) for other in seen[1:])
-
-
-def test_the_first_tokens_of_the_last_layer_alone(models: tuple[PackedModel, PlainModel]) -> None:
-    exact = in_float64(models[1])
-    for model in models:
-        vectors: dict[int, list[Any]] = {0: [], 1: [], model.n_layers: []}
-        for lengths in LENGTHS:
-            batch = batch_of(lengths, model.checkpoint.config["vocab_size"])
-            whole, truth = states(model, batch), states(exact, batch)
-            for top, rows in vectors.items():
-                layers = sorted({0, top})
-                found = states(model, batch, layers, first_only=True)
-                assert list(found) == layers
-                starts = batch.offsets[:-1].numpy()
-                rows.append((found[top], whole[top][starts], truth[top][starts]))
-                if top:
-                    assert np.array_equal(found[0], whole[0])
-        for rows in vectors.values():
-            check_near(*map(np.concatenate, zip(*rows, strict=True)))
 
 
 def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
@@ -321,27 +313,14 @@ def test_a_text_that_spells_the_padding_token(encoder_of: EncoderOf) -> None:
         check_near(*hidden)
 
 
-@pytest.mark.parametrize(
-    ("differ", "name", "told"),
-    [
-        (
-            [True, True, False],
-            "packed, sequence by sequence",
-            "attention runs sequence by sequence",
-        ),
-        ([True, True, True], "packed", "last bits of a vector depend on the texts beside it"),
-    ],
-)
+@pytest.mark.parametrize("apart", [True, False])
 def test_bits_that_still_depend_on_company_are_told(
-    differ: list[bool],
-    name: str,
-    told: str,
-    tiny: Tiny,
-    monkeypatch: pytest.MonkeyPatch,
-    notes: list[str],
+    apart: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
     """As those of experts, which one sequence after the other does not change."""
-    answers = iter(differ)
+    name = "packed, sequence by sequence" if apart else "packed"
+    told = "sequence by sequence" if apart else "last bits of a vector depend on the texts beside"
+    answers = iter([True, True, not apart])
     monkeypatch.setattr(packed_module, "BY_ONEDNN", True)
     monkeypatch.setattr(packed_module, "_bits_differ", lambda *_: next(answers, False))
     model = Encoder(tiny("bert"), device="cpu").model

@@ -17,10 +17,9 @@ import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import ModelError, UsageError
-from tests.models import TEXTS, Tiny, check_near, slow, state
+from tests.models import SOME, Tiny, check_near, equals_its_makers, slow, state
 from tests.processes import invoke
 
-SOME = [*TEXTS[:9], *TEXTS[10:]]
 USUAL = {"unit": True, "prompts": {"query": "search: ", "document": "text: "}}
 KINDS: dict[str, dict[str, Any]] = {
     "bge": {"family": "bert", "pooling": "cls", **USUAL},
@@ -39,8 +38,8 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def made(kind: str, tiny: Tiny, folder: Path) -> SentenceTransformer:
-    """A checkpoint of a kind, as sentence-transformers saves it."""
+def made(kind: str, tiny: Tiny, folder: Path) -> tuple[SentenceTransformer, SentenceTransformer]:
+    """A checkpoint of a kind, as sentence-transformers saves it; its model, and in float64."""
     given = KINDS[kind]
     torch.manual_seed(3)
     transformer = st.Transformer(str(tiny(given["family"])))
@@ -59,7 +58,8 @@ def made(kind: str, tiny: Tiny, folder: Path) -> SentenceTransformer:
     model.save(str(folder))
     if given.get("lower"):
         state(folder / "sentence_bert_config.json", do_lower_case=True)
-    return SentenceTransformer(str(folder), device="cpu")
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    return theirs, copy.deepcopy(theirs).double()
 
 
 QUICK = ("bge", "dense", "gemma", "modernbert", "lower_case")
@@ -69,10 +69,9 @@ QUICK = ("bge", "dense", "gemma", "modernbert", "lower_case")
 def test_vectors_are_those_of_sentence_transformers(
     kind: str, tiny: Tiny, tmp_path: Path, notes: list[str]
 ) -> None:
-    theirs = made(kind, tiny, tmp_path / "model")
+    makers = made(kind, tiny, tmp_path / "model")
     encoder = Encoder(tmp_path / "model", device="cpu")
-    exact = copy.deepcopy(theirs).double()
-    wanted = theirs.encode(SOME), exact.encode(SOME)
+    wanted = [model.encode(SOME) for model in makers]
     check_near(encoder.encode(SOME), *wanted)
     check_near(encoder.encode(SOME[3]), wanted[0][3], wanted[1][3])
     stored = embedkit.extract(SOME, out=tmp_path / "out", model=str(tmp_path / "model"))
@@ -84,12 +83,12 @@ def test_vectors_are_those_of_sentence_transformers(
     assert bool(lower_cased) == ("lower" in KINDS[kind])
     for name in KINDS[kind].get("prompts", ()):
         ours = encoder.encode(SOME, prompt_name=name)
-        check_near(ours, *(m.encode(SOME, prompt_name=name) for m in (theirs, exact)))
+        check_near(ours, *(model.encode(SOME, prompt_name=name) for model in makers))
     with pytest.raises(UsageError, match="prompt='q'"):
         encoder.encode(SOME, prompt_name="q")
     for name in ("encode_query", "encode_document"):
         ours = getattr(encoder, name)(SOME)
-        check_near(ours, *(getattr(model, name)(SOME) for model in (theirs, exact)))
+        check_near(ours, *(getattr(model, name)(SOME) for model in makers))
         given = getattr(encoder, name)(SOME, prefix="of: ")
         assert np.array_equal(given, encoder.encode(SOME, prefix="of: "))
 
@@ -114,7 +113,7 @@ def test_options_override_the_definition(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_earlier_names_of_poolings(tiny: Tiny, tmp_path: Path) -> None:
-    theirs = made("bge", tiny, tmp_path / "model")
+    made("bge", tiny, tmp_path / "model")
     legacy = {"word_embedding_dimension": 24, "pooling_mode_cls_token": True}
     legacy["pooling_mode_mean_tokens"] = False
     (tmp_path / "model/1_Pooling/config.json").write_text(json.dumps(legacy))
@@ -123,8 +122,7 @@ def test_earlier_names_of_poolings(tiny: Tiny, tmp_path: Path) -> None:
     for kind in kinds:
         kind["type"] = f"sentence_transformers.models.{kind['type'].rpartition('.')[2]}"
     modules.write_text(json.dumps(kinds))
-    ours = Encoder(tmp_path / "model").encode(SOME)
-    check_near(ours, theirs.encode(SOME), theirs.double().encode(SOME))
+    equals_its_makers(tmp_path / "model")
 
 
 def test_damaged_weights_of_a_module(tiny: Tiny, tmp_path: Path) -> None:
@@ -144,10 +142,8 @@ def test_damaged_weights_of_a_module(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_fewer_dimensions(tiny: Tiny, tmp_path: Path, notes: list[str]) -> None:
-    theirs = made("dense", tiny, tmp_path / "model")
-    wanted = [
-        model.encode(SOME, truncate_dim=8) for model in (theirs, copy.deepcopy(theirs).double())
-    ]
+    makers = made("dense", tiny, tmp_path / "model")
+    wanted = [model.encode(SOME, truncate_dim=8) for model in makers]
     encoder = Encoder(tmp_path / "model")
     check_near(encoder.encode(SOME, truncate_dim=8, device="cpu"), *wanted)
     with pytest.raises(UsageError, match="device='cuda'"):
