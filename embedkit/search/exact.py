@@ -67,6 +67,7 @@ _BLOCKS = 4  # row groups that a thread works on before the results are merged
 _MOST_OF_INDEX = 2_048  # beyond that exact search is faster
 _HELD = 1 << 30  # bytes of vectors that a warm searcher keeps in memory
 _PAIRS_TILE = 4_096  # records of which all pairs are compared at once, whose products take 64 MB
+_LAST_DIGITS = 1e-6  # relative, in which products of equal vectors may differ
 _SAME_TEXT = 1 - 1e-4  # cosine of a text with itself, also where half precision rounds
 _MOST_PAIRS = 1_000_000  # near-duplicates: nobody reads more, and each takes half a kilobyte
 
@@ -387,8 +388,8 @@ class Searcher(Reloaded):
         every, self._keep_duplicates = np.arange(len(self.data)), keep_duplicates
         among = every if self._chosen is None else every[self._chosen]
         _, text = np.unique(every if keep_duplicates else text_keys(self.data), return_inverse=True)
-        # a repeated text is answered by its first record among those that are searched; -1 where it
-        # has none
+        # a repeated text is known by its first record among those that are searched; -1 where it has
+        # none
         first = np.full(len(every), -1)
         first[text[among[::-1]]] = among[::-1]  # of several the last one that is written stays
         self._first = first[text]
@@ -534,28 +535,32 @@ class Searcher(Reloaded):
         limit = total if self._is_exact else min(total, max(k + 1, _MOST_OF_INDEX))
         # twice as many leave room for repeated texts; the 16 are for small k
         depth = min(limit, k + bool(excluded) if self._keep_duplicates else 2 * k + 16)
-        kept: dict[int, dict[int, float]] = {}
+        kept: dict[int, list[tuple[float, int]]] = {}
         # queries that have too few distinct texts are asked again for four
         # times as many; all others are settled
         while waiting := [number for number in range(len(names)) if number not in kept]:
             near = self._find(queries[waiting], k=depth)
             for number, scores, indices in zip(waiting, *near, strict=True):
-                hits: dict[int, float] = {}
+                hits: dict[int, tuple[float, int]] = {}
                 for score, index in zip(scores.tolist(), indices.tolist(), strict=True):
-                    # -1 stands where there are too few records. Of products of equal vectors, which
-                    # may differ in their last digits, another than the first may be the largest
-                    if index >= 0:
-                        hits.setdefault(int(self._first[index]), score)
+                    # -1 stands where there are too few records
+                    if index < 0:
+                        continue
+                    best, record = hits.setdefault(int(self._first[index]), (score, index))
+                    # the spelling that is nearest, and of equal ones the first record: products of
+                    # equal vectors may differ in their last digits
+                    if index < record and best - score <= _LAST_DIGITS * max(1, abs(best)):
+                        hits[int(self._first[index])] = best, index
                 hits.pop(excluded.get(number, -1), None)
                 if len(hits) >= k or depth >= limit:
-                    kept[number] = dict(islice(hits.items(), k))
+                    kept[number] = list(islice(hits.values(), k))
             depth = min(limit, 4 * depth)
         # records are read at the end, each once, in the order of the files
-        hit_indices = sorted({index for hits in kept.values() for index in hits})
+        hit_indices = sorted({index for hits in kept.values() for _, index in hits})
         table = self._table_at(np.array(hit_indices, np.int64))
         records = dict(zip(hit_indices, table.to_pylist(), strict=True))
         return [
-            Answer(name, tuple(Hit(score, **records[i]) for i, score in kept[number].items()))
+            Answer(name, tuple(Hit(score, **records[index]) for score, index in kept[number]))
             for number, name in enumerate(names)
         ]
 

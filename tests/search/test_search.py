@@ -230,6 +230,11 @@ def test_repeated_texts_are_given_once(dataset: Path, tmp_path: Path) -> None:
     rows = [{"text": ("good film", "a bus")[i % 2]} for i in range(400)]
     many = Searcher(extract_tiny(rows, tmp_path / "many", shard_rows=90), metric="euclid")
     assert [hit.row for hit in many.texts(["good film"], k=1)[0].hits] == [0]
+    # of spellings that the model tells apart, the one whose score it is
+    spellings = [{"text": text} for text in ("GOOD MOVIE", "good movie", "a bus")]
+    cased = Searcher(extract_tiny(spellings, tmp_path / "case"))
+    hit = cased.texts("good movie", k=1).hits[0]
+    assert (hit.row, hit.score) == (1, pytest.approx(1))
     every = Searcher(dataset, keep_duplicates=True).like([3], k=N)[0].hits
     assert Searcher(dataset).like([]) == []
     assert sorted(hit.row for hit in every) == [row for row in data.row.tolist() if row != 3]
