@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -264,8 +263,11 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
                 lost.append(f"shard {shard.number} (records {shard.row} to {shard.last_row})")
                 logger.warning(f"{lost[-1]} ended {ATTEMPTS} worker processes and is left out")
             else:
-                receipts.append(result[0])
-                meter.finished(*result)
+                receipt, encoded = result
+                receipts.append(receipt)
+                ledger = receipt.ledger
+                meter.start(shard.number, ledger["tokens_kept"], ledger["records"])
+                meter.tokens(encoded)
             if in_a_row == _LOST_IN_A_ROW:
                 break
     if lost:
@@ -304,11 +306,6 @@ class _Meter:
         self._done = min(self._done + count, self._seen)
         self.fresh += count
         self._report()
-
-    def finished(self, receipt: Receipt, tokens: int) -> None:
-        """Report a shard that another process has made, for which it encoded so many tokens."""
-        self.start(receipt.shard, receipt.ledger["tokens_kept"], receipt.ledger["records"])
-        self.tokens(tokens)
 
     def _report(self) -> None:
         # records are known since the plan, tokens only of the shards that were begun
@@ -406,15 +403,11 @@ def estimate(
 
 def _speed(plan: ExtractPlan, records: Sequence[Record], texts: TokenizedTexts) -> float:
     """Tokens per second of the real layers and views on the sample, over two seconds or more."""
-    done: Counter[str] = Counter()
-    started = time.perf_counter()
-    first = True
+    plan.start_shard(records, texts).result()  # warms up
+    encoded, started = list[int](), time.perf_counter()
     while time.perf_counter() - started < _LEAST_SECONDS:
-        plan.start_shard(records, texts, on_tokens=lambda count: done.update(tokens=count)).result()
-        if first:  # the first pass warms up
-            started, first = time.perf_counter(), False
-            done.clear()
-    return done["tokens"] / (time.perf_counter() - started)
+        plan.start_shard(records, texts, encoded.append).result()
+    return sum(encoded) / (time.perf_counter() - started)
 
 
 def _sizes(vectors: VectorIdentity, rows: Mapping[str, int]) -> dict[str, int]:
