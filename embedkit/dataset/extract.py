@@ -41,7 +41,7 @@ from embedkit.dataset.format import (
     Totals,
     read_manifest,
 )
-from embedkit.dataset.job import Repair, ShardReader, existing_dataset, open_job, totals_of
+from embedkit.dataset.job import Existing, ShardReader, existing_dataset, open_job, totals_of
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.reuse import OpenSource, reused_texts, source_of
 from embedkit.dataset.settings import ExtractOptions, VectorIdentity
@@ -165,15 +165,15 @@ def run_plan(
     progress: ProgressCallback = no_progress,
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
-    repair = existing_dataset(plan.out, plan.job, overwrite=overwrite)
+    existing = existing_dataset(plan.out, plan.job, overwrite=overwrite)
     # complete, undamaged, of these settings: nothing to do, but an interrupted upload goes on below
-    if repair is not None and not repair.damaged:
+    if existing.damaged is not None and not existing.damaged:
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
         paths = [reuse] if isinstance(reuse, str | os.PathLike) else reuse
         sources = [source_of(p, plan.job, any_environment=allow_env_change) for p in paths]
         plan = replace(plan, any_environment=allow_env_change, reuse=tuple(sources))
-        result = _make(plan, repair, progress, overwrite=overwrite)
+        result = _make(plan, existing, progress, overwrite=overwrite)
     if plan.address:
         # job.json comes first and claims the place, the manifest last and makes it a dataset
         upload(result.out, plan.address, last=MANIFEST, replace=overwrite)
@@ -182,7 +182,7 @@ def run_plan(
 
 
 def _make(
-    plan: ExtractPlan, repair: Repair | None, progress: ProgressCallback, *, overwrite: bool
+    plan: ExtractPlan, existing: Existing, progress: ProgressCallback, *, overwrite: bool
 ) -> ExtractResult:
     """The dataset in its folder, or parts of it."""
     started = time.monotonic()
@@ -193,7 +193,7 @@ def _make(
         overwrite=overwrite,
         allow_env_change=plan.any_environment,
         shared=options.part is not None,
-        repair=repair,
+        existing=existing,
     ) as folder:
         # the plan is read or made, and what earlier attempts finished is subtracted
         ranges, counts = folder.plan(plan.corpus, progress)
