@@ -497,15 +497,8 @@ def _holds_nothing(layout: Layout) -> bool:
 def _is_free(out: Path) -> bool:
     """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
     # lexists: a link that leads nowhere is not free either
-    if not os.path.lexists(out) or (
-        out.is_dir() and not out.is_symlink() and not any(out.iterdir())
-    ):
+    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return True
-    if out.is_symlink():
-        raise OutputExistsError(
-            f"{out} is a symbolic link, which is never replaced. Pass "
-            f"{Option('out', out.resolve())}."
-        )
     if not is_dataset(out):
         raise OutputExistsError(
             f"{out} is not a dataset, and stays as it is. Pass another {Option('out')}."
@@ -515,22 +508,17 @@ def _is_free(out: Path) -> bool:
 
 def _refuse_foreign(root: Path) -> None:
     """Raise if ``OUT.incomplete`` holds something that embedkit did not make."""
-    foreign: list[str] = []
-    if root.is_symlink() or (root.exists() and not root.is_dir()):
-        foreign = ["it"]
-    elif root.is_dir():
-        if (root / storage.UNFINISHED / "job.json").is_file():  # of finetune
-            storage.refuse_unfinished(root, remedy="delete it")
-        # whatever else is in there would become part of the dataset, or be deleted with it
-        names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
-        # nor is a file that a killed process left half written
-        present = {path.name for path in root.iterdir() if path.suffix != ".partial"}
-        foreign = sorted(present - names)
-    if foreign:
-        raise OutputExistsError(
-            f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "
-            f"embedkit. Move it away, or pass another {Option('out')}."
-        )
+    if (root / storage.UNFINISHED / "job.json").is_file():  # of finetune
+        storage.refuse_unfinished(root, remedy="delete it")
+    # whatever else is in there would become part of the dataset, or be deleted with it
+    names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
+    for path in sorted(root.iterdir()) if root.is_dir() else ():
+        # a killed process may have left a file half written
+        if path.name not in names and path.suffix != ".partial":
+            raise OutputExistsError(
+                f"{root} is the folder of the unfinished job, but {path.name} was not made by "
+                f"embedkit. Move it away, or pass another {Option('out')}."
+            )
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
