@@ -508,17 +508,19 @@ def _is_free(out: Path) -> bool:
 
 def _refuse_foreign(root: Path) -> None:
     """Raise if ``OUT.incomplete`` holds something that embedkit did not make."""
-    if (root / storage.UNFINISHED / "job.json").is_file():  # of finetune
-        storage.refuse_unfinished(root, remedy="delete it")
-    # whatever else is in there would become part of the dataset, or be deleted with it
-    names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
-    for path in sorted(root.iterdir()) if root.is_dir() else ():
-        # a killed process may have left a file half written
-        if path.name not in names and path.suffix != ".partial":
-            raise OutputExistsError(
-                f"{root} is the folder of the unfinished job, but {path.name} was not made by "
-                f"embedkit. Move it away, or pass another {Option('out')}."
-            )
+    foreign = [root] if os.path.lexists(root) else []
+    if root.is_dir() and not root.is_symlink():
+        if (root / storage.UNFINISHED / "job.json").is_file():  # of finetune
+            storage.refuse_unfinished(root, remedy="delete it")
+        # whatever else is in there would become part of the dataset, or be deleted with it; a
+        # killed process may have left a file half written
+        names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
+        foreign = [p for p in root.iterdir() if p.name not in names and p.suffix != ".partial"]
+    if foreign:
+        raise OutputExistsError(
+            f"{root} is the folder of the unfinished job, but {min(foreign).name} was not made by "
+            f"embedkit. Move it away, or pass another {Option('out')}."
+        )
 
 
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
