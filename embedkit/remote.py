@@ -95,23 +95,22 @@ def upload(folder: Path, address: str, *, last: str, replace: bool) -> None:
     with store_of(address) as (store, root):
         listing = check_place(store, root, shown)
 
-        def create(name: str) -> bytes | None:
-            """Write a file where there is none; else return the one that is there."""
+        def create(name: str) -> bool:
+            """Write a file; ``False`` if there is one, which is the same or may be replaced."""
             content, place = (folder / name).read_bytes(), f"{root}/{name}"
             try:
                 # of two uploads to one address one gets an error here, and compares itself with the
                 # other
                 store.pipe_file(place, content, mode="create")
             except FileExistsError:
-                existing = bytes(store.cat_file(place))
-                if existing != content and not replace:
+                if not replace and bytes(store.cat_file(place)) != content:
                     problem = "holds another dataset, or a part of it"
                     advice = "Choose another address, or overwrite it"
                     raise OutputExistsError(f"{shown} {problem}. {advice}.") from None
-                return existing
-            return None
+                return False
+            return True
 
-        existing = create(FIRST)
+        is_new = create(FIRST)
 
         def stays(name: str) -> bool:
             """True if this content is there, by the checksum of the store, else by reading it."""
@@ -124,7 +123,7 @@ def upload(folder: Path, address: str, *, last: str, replace: bool) -> None:
             )
 
         # nothing of this dataset was there: what other files are there is not worth a comparison
-        kept = {FIRST} if existing is None else {n for n in sums if not replace and stays(n)}
+        kept = {FIRST} if is_new else {n for n in sums if not replace and stays(n)}
         todo = [name for name in sums if name not in kept]
         # as long as files are replaced the address is no dataset: nobody reads half of each
         if last in listing and any(name in listing for name in todo if name not in (FIRST, last)):
@@ -132,7 +131,7 @@ def upload(folder: Path, address: str, *, last: str, replace: bool) -> None:
         # the sums after the files that they list, the manifest after both
         for name in [*(n for n in todo if n != last), SUMS]:
             store.put_file(str(folder / name), f"{root}/{name}")
-        if create(last) is not None:
+        if not create(last):
             store.put_file(str(folder / last), f"{root}/{last}")
         # last, when the new dataset is complete: files that only an earlier one had
         for name in listing.keys() - {*sums, SUMS}:

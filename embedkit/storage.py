@@ -70,7 +70,6 @@ _OLD = ("replaced", "repaired")
 # OSError without a number. The others: a file where a folder should be or the reverse, a circle of
 # links, and a name that is too long, which only a damaged list of names asks for
 _NOT_THERE = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG)
-_DENIED = (errno.EACCES, errno.EPERM)
 MAKE_AGAIN = "Make it again."
 
 
@@ -90,12 +89,11 @@ def storage_errors(path: Path, *exceptions: type[Exception]) -> Iterator[None]:
         # the errors of libraries have no number, and where they fail to write the disk is nearly
         # always full
         if exceptions or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            hint = f" ({free_bytes(path) / 1e6:,.1f} MB free). Free some space"
-            hint += " and run the same command again"
+            free = free_bytes(path) / 1e6
+            hint = f" ({free:,.1f} MB free). Free some space and run the same command again"
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
             hint = f". Pass{Option('out', before=' as ')} a folder that you may write to"
-        message = f"cannot write {path}: {reason or first_line(error)}{hint}."
-        raise StorageError(message) from error
+        raise StorageError(f"cannot write {path}: {reason or first_line(error)}{hint}.") from error
 
 
 def unreadable(
@@ -115,8 +113,8 @@ def unreadable(
     reason = getattr(problem, "strerror", None) or first_line(problem)
     if not isinstance(problem, OSError) or number in _NOT_THERE:
         return error(f"{file} cannot be read: {reason}. {advice}".rstrip())
-    remedy = "Ask for the permission to read it" if number in _DENIED else "Check the disk"
-    return StorageError(f"{file} cannot be read: {reason}. {remedy}; it may be intact.")
+    advice = "It may be intact: check its permissions and the disk."
+    return StorageError(f"{file} cannot be read: {reason}. {advice}")
 
 
 _BUSY = (BlockingIOError, FileNotFoundError, PermissionError)

@@ -141,8 +141,11 @@ def verify(
             _check_sums(part, result)
     # only where the bytes are those that were written: else each damaged file would be told twice
     for part in (folder, *indexes) if result.ok else ():
-        with _problems_of(result):
-            _check_json(part)
+        with _problems_of(result):  # read as those who open it do
+            if is_run(part):
+                read_run(part)
+            elif (part / INFO).is_file():
+                read_index_info(part)
     if not is_dataset(folder) or not result.ok:
         return result
     manifest = read_manifest(folder)
@@ -192,14 +195,6 @@ def _check_sums(folder: Path, result: Verification) -> None:
     result.files += len(sums)
     result.problems += storage.differing_files(folder, sums).values()
     result.problems += [f"{name} is not in SHA256SUMS" for name in unlisted_files(folder, sums)]
-
-
-def _check_json(folder: Path) -> None:
-    """Read the description of a run or an index, as those who open it do."""
-    if is_run(folder):
-        read_run(folder)
-    elif (folder / INFO).is_file():
-        read_index_info(folder)
 
 
 def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:

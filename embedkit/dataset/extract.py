@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -42,7 +41,7 @@ from embedkit.dataset.format import (
     Totals,
     read_manifest,
 )
-from embedkit.dataset.job import Repair, ShardReader, existing_dataset, open_job, totals_of
+from embedkit.dataset.job import Existing, ShardReader, existing_dataset, open_job, totals_of
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.reuse import OpenSource, reused_texts, source_of
 from embedkit.dataset.settings import ExtractOptions, VectorIdentity
@@ -166,15 +165,15 @@ def run_plan(
     progress: ProgressCallback = no_progress,
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
-    repair = existing_dataset(plan.out, plan.job, overwrite=overwrite)
+    existing = existing_dataset(plan.out, plan.job, overwrite=overwrite)
     # complete, undamaged, of these settings: nothing to do, but an interrupted upload goes on below
-    if repair is not None and not repair.damaged:
+    if existing.damaged is not None and not existing.damaged:
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
         paths = [reuse] if isinstance(reuse, str | os.PathLike) else reuse
         sources = [source_of(p, plan.job, any_environment=allow_env_change) for p in paths]
         plan = replace(plan, any_environment=allow_env_change, reuse=tuple(sources))
-        result = _make(plan, repair, progress, overwrite=overwrite)
+        result = _make(plan, existing, progress, overwrite=overwrite)
     if plan.address:
         # job.json comes first and claims the place, the manifest last and makes it a dataset
         upload(result.out, plan.address, last=MANIFEST, replace=overwrite)
@@ -183,7 +182,7 @@ def run_plan(
 
 
 def _make(
-    plan: ExtractPlan, repair: Repair | None, progress: ProgressCallback, *, overwrite: bool
+    plan: ExtractPlan, existing: Existing, progress: ProgressCallback, *, overwrite: bool
 ) -> ExtractResult:
     """The dataset in its folder, or parts of it."""
     started = time.monotonic()
@@ -194,7 +193,7 @@ def _make(
         overwrite=overwrite,
         allow_env_change=plan.any_environment,
         shared=options.part is not None,
-        repair=repair,
+        existing=existing,
     ) as folder:
         # the plan is read or made, and what earlier attempts finished is subtracted
         ranges, counts = folder.plan(plan.corpus, progress)
@@ -210,17 +209,11 @@ def _make(
             texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
             note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
         meter = _Meter(counts.accepted, receipts, progress)
-        try:
-            # one worker is this process: no second copy of the model
-            if options.engine == "local" and options.n_workers == 1:
-                receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
-            else:
-                receipts += _by_workers(plan, todo, meter)
-        except (KeyboardInterrupt, SystemExit):
-            kept = count_text(len(folder.receipts()), "finished shard")
-            rows = plan.job.settings.storage.shard_rows
-            logger.warning(f"{kept} of {rows:,} records kept")
-            raise
+        # one worker is this process: no second copy of the model
+        if options.engine == "local" and options.n_workers == 1:
+            receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
+        else:
+            receipts += _by_workers(plan, todo, meter)
         # once more after the last shard, before anything is published
         for file in plan.corpus.files:
             file.check_unchanged()
@@ -264,8 +257,11 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
                 lost.append(f"shard {shard.number} (records {shard.row} to {shard.last_row})")
                 logger.warning(f"{lost[-1]} ended {ATTEMPTS} worker processes and is left out")
             else:
-                receipts.append(result[0])
-                meter.finished(*result)
+                receipt, encoded = result
+                receipts.append(receipt)
+                ledger = receipt.ledger
+                meter.start(shard.number, ledger["tokens_kept"], ledger["records"])
+                meter.tokens(encoded)
             if in_a_row == _LOST_IN_A_ROW:
                 break
     if lost:
@@ -304,11 +300,6 @@ class _Meter:
         self._done = min(self._done + count, self._seen)
         self.fresh += count
         self._report()
-
-    def finished(self, receipt: Receipt, tokens: int) -> None:
-        """Report a shard that another process has made, for which it encoded so many tokens."""
-        self.start(receipt.shard, receipt.ledger["tokens_kept"], receipt.ledger["records"])
-        self.tokens(tokens)
 
     def _report(self) -> None:
         # records are known since the plan, tokens only of the shards that were begun
@@ -406,15 +397,11 @@ def estimate(
 
 def _speed(plan: ExtractPlan, records: Sequence[Record], texts: TokenizedTexts) -> float:
     """Tokens per second of the real layers and views on the sample, over two seconds or more."""
-    done: Counter[str] = Counter()
-    started = time.perf_counter()
-    first = True
+    plan.start_shard(records, texts).result()  # warms up
+    encoded, started = list[int](), time.perf_counter()
     while time.perf_counter() - started < _LEAST_SECONDS:
-        plan.start_shard(records, texts, on_tokens=lambda count: done.update(tokens=count)).result()
-        if first:  # the first pass warms up
-            started, first = time.perf_counter(), False
-            done.clear()
-    return done["tokens"] / (time.perf_counter() - started)
+        plan.start_shard(records, texts, encoded.append).result()
+    return sum(encoded) / (time.perf_counter() - started)
 
 
 def _sizes(vectors: VectorIdentity, rows: Mapping[str, int]) -> dict[str, int]:

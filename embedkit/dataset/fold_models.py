@@ -71,11 +71,9 @@ class SeenRecords:
         fold_of = self._fold_of_key
         folds = np.array([fold_of.get(key, ALL_FOLDS) for key in keys.tolist()], np.int64)
         if trained := int((folds == _TRAINED).sum()):
-            raise UsageError(f"the model was trained on {trained} of these texts.", model=self.run)
-        if several := int((folds == _SEVERAL).sum()):
             raise UsageError(
-                f"{several} texts are in several folds of the run. Fine-tune with a split that "
-                "keeps equal texts together.",
+                f"every model was trained on {trained} of these texts, which are in several folds "
+                "or were never held out. Fine-tune with a split that keeps equal texts together.",
                 model=self.run,
             )
         return folds
@@ -119,11 +117,11 @@ class SeenRecords:
         fold_of: dict[int, int] = {}
         for key, fold in zip(self.text_key.tolist(), self.fold.tolist(), strict=True):
             # several folds of one text: no model can be said not to have seen it
-            fold_of[key] = fold if fold_of.get(key, fold) == fold else _SEVERAL
+            fold_of[key] = fold if fold_of.get(key, fold) == fold else _TRAINED
         return fold_of
 
 
-_TRAINED, _SEVERAL = -2, -3  # the first as in a split
+_TRAINED = -2  # as in a split
 
 
 def keys_of(records: Sequence[Record]) -> Int64:

@@ -113,23 +113,16 @@ def open_job(
     overwrite: bool = False,
     allow_env_change: bool = False,
     shared: bool = False,
-    repair: Repair | None = None,
+    existing: Existing | None = None,
 ) -> Iterator[JobFolder]:
     """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
+    seen, damaged = existing or Existing()
     layout = Layout(storage.incomplete(out))
-
-    def free() -> None:
-        if repair is not None:
-            storage.check_unchanged(out, repair.seen)
-        elif not overwrite and not _is_free(out):
-            problem = "appeared meanwhile. Move it away; run the command again."
-            raise OutputExistsError(f"{out} {problem}")
-
     # before the folder is made, so that a refused command leaves nothing behind
-    if repair is not None and not allow_env_change:
-        check_environment(out, _stored(Layout(out), repair.damaged)[1], job.environment)
+    if damaged is not None and not allow_env_change:
+        check_environment(out, _stored(Layout(out), damaged)[1], job.environment)
     _refuse_foreign(layout.root)
-    with storage.begun(out, free, shared=shared) as seen:
+    with storage.begun(out, lambda: storage.check_unchanged(out, seen), shared=shared):
         storage.make_folder(layout.private)
         # two locks: workers of one job share the first, which keeps other jobs out; whoever begins
         # the job holds the second for a moment, so that one of several processes writes job.json
@@ -144,9 +137,8 @@ def open_job(
             for folder in (layout.private, layout.receipts, layout.root / "sentences"):
                 storage.make_folder(folder)
             if not layout.job.is_file():
-                content = to_json(job)
-                storage.write_durably(layout.job, content)
-        yield JobFolder(out, job, repair, seen)
+                storage.write_durably(layout.job, to_json(job))
+        yield JobFolder(out, job, existing)
 
 
 ShardPlan = tuple[list[ShardRange], ReadCounts]
@@ -272,15 +264,13 @@ class ShardReader:
 class JobFolder:
     """The folder of the job that makes ``out``.
 
-    Threads and processes may commit shards, each its own. With ``repair`` it begins with the
-    undamaged shards of the dataset that it replaces.
+    Threads and processes may commit shards, each its own. Where files of a dataset of this job are
+    ``damaged``, it begins with the other shards of the dataset, which it replaces.
     """
 
-    def __init__(
-        self, out: Path, job: Job, repair: Repair | None = None, seen: storage.State = ()
-    ) -> None:
-        self.layout, self._out = Layout(storage.incomplete(out)), out
-        self.job, self._repair, self._seen = job, repair, seen
+    def __init__(self, out: Path, job: Job, existing: Existing | None = None) -> None:
+        self.layout, self._out, self.job = Layout(storage.incomplete(out)), out, job
+        self._seen, self._damaged = existing or Existing()
 
     def plan(self, corpus: CorpusPlan, progress: ProgressCallback) -> ShardPlan:
         """The plan of the shards; the first process reads the corpus for it, others wait."""
@@ -292,8 +282,8 @@ class JobFolder:
             ranges, counts = plan_shards(self.layout, corpus, rows, progress)
             # before the plan is written: else a kill in between would leave a plan, and the
             # undamaged shards of the old dataset would all be encoded again
-            if self._repair is not None:
-                self._take_over(self._repair.damaged, ranges)
+            if self._damaged is not None:
+                self._take_over(self._damaged, ranges)
             table = pa.Table.from_pylist(list(map(asdict, ranges)), _INDEX)
             table = table.replace_schema_metadata({_COUNTS: canonical_json(vars(counts))})
             write_parquet(self.layout.shards, table)
@@ -386,12 +376,11 @@ class JobFolder:
         )
         # the folder is no dataset before it has a manifest, and that is written when all shards are
         # there
-        content = to_json(manifest) + b"\n"
-        storage.write_durably(layout.manifest, content)
-        card = layout.root / storage.CARD
-        storage.write_durably(card, card_of(manifest).encode())
-        if self._repair is not None and (out / storage.CARD).is_file():
-            storage.write_durably(card, (out / storage.CARD).read_bytes())  # its owner's to edit
+        storage.write_durably(layout.manifest, to_json(manifest) + b"\n")
+        card, text = layout.root / storage.CARD, card_of(manifest).encode()
+        if self._damaged is not None and (out / storage.CARD).is_file():
+            text = (out / storage.CARD).read_bytes()  # its owner's to edit
+        storage.write_durably(card, text)
         # the log is not listed: it is appended to, and differs between equal jobs
         for file in (card, layout.manifest, layout.job, layout.rejects, layout.shards):
             if file.is_file():
@@ -399,35 +388,35 @@ class JobFolder:
         storage.write_sums(layout.root, sums)
         # from here on nobody can add an index to the old dataset, so none is lost
         with storage.replacing(out, self._seen):
-            if self._repair is not None:
+            if self._damaged is not None:
                 storage.link_tree(Layout(out).index, layout.index)
                 # shards of a table that the dataset has not, which would move along
                 for table in TABLES:
                     if (out / table).is_dir() and not (layout.root / table).exists():
                         storage.remove_tree(out / table)
-            storage.publish(layout.root, out, repair=self._repair is not None)
+            storage.publish(layout.root, out, repair=self._damaged is not None)
 
 
 _OURS = re.compile(r"_embedkit/.*|\w+/part-\d{8}\.parquet")
 
 
-class Repair(NamedTuple):
-    """A dataset of the same job, by messages about its ``damaged`` files by their names."""
+class Existing(NamedTuple):
+    """What stands at the place of a dataset, and messages about damaged files by their names.
 
-    damaged: Mapping[str, str]
-    seen: storage.State  # what the dataset was when it was read
-
-
-def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair | None:
-    """The dataset ``out``, its files compared with ``SHA256SUMS``; ``None`` if there is none.
-
-    That is also so if it is to be replaced.
+    These are ``None`` if there is no dataset, or if it is to be replaced.
     """
+
+    seen: storage.State = ()
+    damaged: Mapping[str, str] | None = None
+
+
+def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Existing:
+    """What stands at ``out``: of a dataset the files are compared with ``SHA256SUMS``."""
     # first, since a kill in a replacement may have left no output, or two
     storage.finish_swap(out, is_dataset)
-    if _is_free(out) or overwrite:
-        return None
     seen = storage.state_of(out)
+    if _is_free(out) or overwrite:
+        return Existing(seen)
     try:
         sums, damaged = storage.file_sums(out), dict[str, str]()
     except DamagedError as error:
@@ -454,7 +443,7 @@ def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Repair 
     if damaged:
         shown = "; ".join(list(damaged.values())[:3])
         logger.warning(f"making {count_text(len(damaged), 'damaged file')} of {out} again: {shown}")
-    return Repair(damaged, seen)
+    return Existing(seen, damaged)
 
 
 def _check_same(
@@ -508,15 +497,8 @@ def _holds_nothing(layout: Layout) -> bool:
 def _is_free(out: Path) -> bool:
     """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
     # lexists: a link that leads nowhere is not free either
-    if not os.path.lexists(out) or (
-        out.is_dir() and not out.is_symlink() and not any(out.iterdir())
-    ):
+    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
         return True
-    if out.is_symlink():
-        raise OutputExistsError(
-            f"{out} is a symbolic link, which is never replaced. Pass "
-            f"{Option('out', out.resolve())}."
-        )
     if not is_dataset(out):
         raise OutputExistsError(
             f"{out} is not a dataset, and stays as it is. Pass another {Option('out')}."
@@ -526,20 +508,17 @@ def _is_free(out: Path) -> bool:
 
 def _refuse_foreign(root: Path) -> None:
     """Raise if ``OUT.incomplete`` holds something that embedkit did not make."""
-    foreign: list[str] = []
-    if root.is_symlink() or (root.exists() and not root.is_dir()):
-        foreign = ["it"]
-    elif root.is_dir():
+    foreign = [root] if os.path.lexists(root) else []
+    if root.is_dir() and not root.is_symlink():
         if (root / storage.UNFINISHED / "job.json").is_file():  # of finetune
             storage.refuse_unfinished(root, remedy="delete it")
-        # whatever else is in there would become part of the dataset, or be deleted with it
+        # whatever else is in there would become part of the dataset, or be deleted with it; a
+        # killed process may have left a file half written
         names = {"_embedkit", storage.UNFINISHED, storage.SUMS, storage.CARD, *TABLES}
-        # nor is a file that a killed process left half written
-        present = {path.name for path in root.iterdir() if path.suffix != ".partial"}
-        foreign = sorted(present - names)
+        foreign = [p for p in root.iterdir() if p.name not in names and p.suffix != ".partial"]
     if foreign:
         raise OutputExistsError(
-            f"{root} is the folder of the unfinished job, but {foreign[0]} was not made by "
+            f"{root} is the folder of the unfinished job, but {min(foreign).name} was not made by "
             f"embedkit. Move it away, or pass another {Option('out')}."
         )
 

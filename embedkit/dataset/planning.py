@@ -125,7 +125,10 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
         parse_poolings(settings.pooling)  # before the model is loaded
     seen = find_fold_models(settings.model)
     settings = _with_long_texts(settings, seen)
-    load = _arguments_of_load(settings, target)
+    same = ("model", "revision", "offline", "max_length", "batch_tokens", "precision")
+    load = {name: getattr(settings, name) for name in same} | {"device": settings.devices[0]}
+    if settings.precision == "auto":  # a job that was begun keeps its precision
+        load["precision"] = recorded_precision(target)
     threads = max(usable_cores() // settings.n_workers, 1)
     # with as many threads as the workers: trials at loading may depend on them
     with nullcontext() if settings.n_workers == 1 else threads_limited(threads):
@@ -144,8 +147,8 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
     poolings, normalize = _own_poolings(checkpoint, specs, settings)
     encoder.check_poolings(poolings)
     views = views_of(specs, poolings, n_layers=encoder.n_layers)
-    # a kept column must not have the name of a view either, known only now
-    _check_kept(corpus.keep, {view.name for view in views})
+    # a kept column must not have the name of a view or the column of folds either, known only now
+    _check_kept(corpus.keep, {view.name for view in views} | ({"fold"} if seen else set()))
     # late, since it reads all bytes: mistakes above are found before
     corpus = hash_inputs(corpus)
     # after the hashes, by which it sees whether this is the corpus of the run
@@ -200,15 +203,6 @@ def _job_settings(
     )
 
 
-def _arguments_of_load(settings: ExtractOptions, target: Path) -> dict[str, Any]:
-    """Arguments of :func:`load_encoder`; a job that was begun keeps its precision."""
-    same = ("model", "revision", "offline", "max_length", "batch_tokens", "precision")
-    load = {name: getattr(settings, name) for name in same} | {"device": settings.devices[0]}
-    if settings.precision == "auto":
-        load["precision"] = recorded_precision(target)
-    return load
-
-
 def _check_dims(dims: int, narrowest: int, checkpoint: Checkpoint) -> None:
     if dims > narrowest:
         raise UsageError(f"the vectors have {narrowest} coordinates.", dims=dims)
@@ -257,8 +251,6 @@ def _check_unseen(seen: SeenRecords | None, model: str, corpus: CorpusPlan) -> N
     inside = find_run_of(model)
     if seen is None and inside is None:
         return
-    if seen is not None:
-        _check_kept(corpus.keep, ("fold",))
     source = [file.sha256 for file in corpus.files]
     records = (item for item in CorpusReader(corpus) if isinstance(item, Record))
     # in parts, so that the corpus need not fit into memory

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -25,12 +26,12 @@ from numpy.typing import NDArray
 
 from embedkit import storage
 from embedkit.arguments import accepts
-from embedkit.choices import LEVELS, POOLINGS, Export, Level, documented
+from embedkit.choices import LEVELS, Export, Level, documented
 from embedkit.dataset.format import TABLES, Manifest, local_dataset, read_manifest
 from embedkit.dataset.parquet import numbers, vector_column
 from embedkit.dataset.tables import Block, TableReader
 from embedkit.display import Shown
-from embedkit.encoding.views import parse_layers, parse_view, split_view
+from embedkit.encoding.views import parse_layers, parse_view
 from embedkit.errors import Option, UsageError, did_you_mean
 from embedkit.machine import faiss_with_threads, usable_cores
 from embedkit.records import Positive, Seed
@@ -368,11 +369,9 @@ class VectorData(Shown):
         """
         if len(worker) != 2 or not 0 <= worker[0] < worker[1]:
             raise UsageError(f"worker={worker}: expected a number from 0, and that of workers.")
-        for name in columns:
-            if name not in self.columns:
-                raise UsageError(f"{self.path} has {', '.join(self.columns)}.", columns=name)
-            if name in ("X", "y"):
-                raise UsageError("a batch has the vectors and labels by this name.", columns=name)
+        self.reader.scalars(columns)  # called for its error alone: there is no such column
+        if same := {"X", "y"}.intersection(columns):
+            raise UsageError("a batch has vectors and labels by this name.", columns=min(same))
         # not a generator itself: arguments are judged at the call, not at the first batch
         return _batches(self, batch_size, columns, shuffle_seed, worker)
 
@@ -485,17 +484,14 @@ def _stored_view(name: str, stored: list[str], manifest: Manifest, folder: Path,
     resolved = str(name)
     if resolved in stored:
         return resolved
-    try:
+    # what is no view, or of a layer that the model does not have, is none of the stored ones either
+    with suppress(UsageError):
         if level == "sentence":
             # other spellings, such as mean_-1, become the name of the column
             resolved = parse_view(resolved, n_layers=manifest.job.model.n_layers).name
         else:
             specs = parse_layers(resolved, n_layers=manifest.job.model.n_layers)
             resolved = "layer_" + ",".join(spec.name for spec in specs)
-    except UsageError:
-        if level == "sentence" and split_view(resolved)[0] not in POOLINGS:
-            raise
-        # a layer that the model does not have; the message below lists the stored ones
     if resolved not in stored:
         raise UsageError(
             f"{folder} has no view {name!r}; it has {', '.join(stored)}."

@@ -15,7 +15,7 @@ import pytest
 import embedkit
 from embedkit.dataset import extract as extract_module
 from embedkit.dataset.shards import ExtractPlan, ShardMaker
-from embedkit.errors import EmbedkitError, MismatchError, OutputExistsError, UsageError
+from embedkit.errors import LockedError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.index import open_index
 from tests.finetune_fixtures import tuned, write_lines
 from tests.processes import command, invoke
@@ -199,19 +199,22 @@ def test_a_kill_in_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_two_at_once_publish_what_they_name(tmp_path: Path, once_before: Any) -> None:
-    """One that begins after the other has ended, but had looked before, is of its own corpus."""
+    """One that looked before the other ended, and begins after it, replaces and takes nothing."""
     out = tmp_path / "out"
     again: dict[str, Any] = {"reuse": out, "overwrite": True, **OPTIONS}
     for name, rows in (("old", OLD), ("nov", [*OLD, *NEW]), ("dec", OLD[:7])):
         tsv(tmp_path / f"{name}.tsv", rows)
     run(tmp_path / "old.tsv", out, **OPTIONS)
     once_before(extract_module, "open_job", lambda: run(tmp_path / "nov.tsv", out, **again))
-    with pytest.raises(EmbedkitError, match="meanwhile"):
+    with pytest.raises(LockedError, match="changed by another process"):
         run(tmp_path / "dec.tsv", out, **again)
     data = embedkit.load(out)
     assert data.manifest.names.inputs == (str(tmp_path / "nov.tsv"),)
     assert len(data) == 16
     assert embedkit.verify(out).ok
+    once_before(extract_module, "open_job", lambda: run(tmp_path / "old.tsv", out, **again))
+    with pytest.raises(MismatchError, match="changed meanwhile"):
+        run(tmp_path / "dec.tsv", tmp_path / "new", reuse=out, **OPTIONS)
 
 
 @pytest.mark.parametrize(

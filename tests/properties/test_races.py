@@ -28,7 +28,7 @@ def test_a_dataset_is_not_made_twice(tmp_path: Path, once_before: Any) -> None:
     """The second command saw nothing there; it does not begin under the lock."""
     corpus = write_tsv(tmp_path / "c.tsv")
     once_before(extract_module, "open_job", lambda: run(corpus, tmp_path / "out", layers="0"))
-    with pytest.raises(OutputExistsError, match="appeared"):
+    with pytest.raises(LockedError, match="changed by another process"):
         run(corpus, tmp_path / "out")
     assert embedkit.load(tmp_path / "out").views == ("mean_0",)
     assert sorted(path.name for path in tmp_path.glob("out*")) == ["out"]
