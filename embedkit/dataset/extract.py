@@ -209,11 +209,17 @@ def _make(
             texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
             note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
         meter = _Meter(counts.accepted, receipts, progress)
-        # one worker is this process: no second copy of the model
-        if options.engine == "local" and options.n_workers == 1:
-            receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
-        else:
-            receipts += _by_workers(plan, todo, meter)
+        try:
+            # one worker is this process: no second copy of the model
+            if options.engine == "local" and options.n_workers == 1:
+                receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
+            else:
+                receipts += _by_workers(plan, todo, meter)
+        except (KeyboardInterrupt, SystemExit):
+            kept = count_text(len(folder.receipts()), "finished shard")
+            rows = plan.job.settings.storage.shard_rows
+            logger.warning(f"{kept} of {rows:,} records kept")
+            raise
         # once more after the last shard, before anything is published
         for file in plan.corpus.files:
             file.check_unchanged()
