@@ -19,7 +19,7 @@ from embedkit.dataset.settings import ModelRecord
 from embedkit.runs.folder import RunResult, read_run, write_run
 from embedkit.runs.intervals import Score, scored
 from embedkit.runs.metrics import metrics_for
-from embedkit.runs.predictions import Predictions, write_predictions
+from embedkit.runs.predictions import Predictions, Subset, write_predictions
 from embedkit.runs.run import Cost, DatasetContent, ProbeRun, ReportedScore, TrainRun, ViewScore
 from embedkit.runs.split import Split, SplitSettings, assign_folds
 from embedkit.storage import seal
@@ -66,9 +66,11 @@ def units_with(inputs: Any, **fields: Any) -> Units:
 def predictions_of(target: Target, proba: np.ndarray, folds: np.ndarray) -> Predictions:
     """Those of each fold joined, of records that are units of their own; -1 is the test set."""
     row = np.arange(len(proba))
-    about: dict[str, Any] = {"units": units_with(list(map(str, row))), "group": row}
+    units = units_with(list(map(str, row)))
     parts = [
-        Predictions.of_fold(index, proba[index], target=target, fold=fold, **about)
+        Subset(units=units.take(index), group=index, target=target.take(index)).predictions(
+            proba[index], fold=fold, threshold=None
+        )
         for fold in np.unique(folds).tolist()
         for index in [np.flatnonzero(folds == fold)]
     ]

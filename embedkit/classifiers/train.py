@@ -47,7 +47,7 @@ from embedkit.runs.folder import (
     write_results,
 )
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import TestSet
+from embedkit.runs.predictions import Subset
 from embedkit.runs.run import Cost, TrainRun
 from embedkit.runs.split import Split
 from embedkit.types import Int64, ProgressCallback, no_progress, steps
@@ -242,7 +242,7 @@ def _problem(
 
 def _test_set(
     test: CorpusLike, data: VectorData, problem: Problem, settings: EstimatorSettings
-) -> TestSet:
+) -> Subset:
     """A test set of its own; a corpus is encoded as the dataset ``data`` was."""
     units, target, split, _ = problem
     split.check_test(test)
@@ -267,7 +267,7 @@ def _test_set(
         lacking = f"column {column!r}" if column else "column that is named as the label"
         logger.warning(f"{further.name} has no {lacking}: it is predicted, not scored")
     further = _read_by(settings, further)
-    return TestSet.further(further, units, target)
+    return Subset.further(further, units, target)
 
 
 def _read_by(settings: EstimatorSettings, units: Units, *, fitted: bool = True) -> Units:

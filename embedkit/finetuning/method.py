@@ -44,7 +44,7 @@ from embedkit.machine import __version__, release_memory
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_predictions
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold
-from embedkit.runs.predictions import TestSet
+from embedkit.runs.predictions import Subset
 from embedkit.runs.run import Cost, FinetuneRun
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import TEST, UNUSED, Split, validation_records
@@ -214,7 +214,7 @@ class FineTuned(NamedTuple):
         if further is not None:
             problem.split.check_test(further.name)
             further = method._tokenized(further, tokenizer)
-            test = TestSet.further(further, units, problem.target)
+            test = Subset.further(further, units, problem.target)
             problem = problem._replace(test=test)
         # the last of what is open: epochs depend on the number of training texts in the folds
         return method._decided(problem), problem

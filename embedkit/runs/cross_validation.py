@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self
 
-from embedkit.runs.predictions import Predictions, TestSet
+from embedkit.runs.predictions import Predictions, Subset
 from embedkit.runs.run import Cost
 from embedkit.runs.split import Split, split_for
 from embedkit.types import Float64, Int64, ProgressCallback, no_progress
@@ -54,7 +53,7 @@ class Problem(NamedTuple):
     units: Units
     target: Target
     split: Split
-    test: TestSet | None = None
+    test: Subset | None = None
 
     @classmethod
     def of(
@@ -81,7 +80,14 @@ class Problem(NamedTuple):
         assignment = assignment.labelled(target)
         # here, before a test set is encoded and models are fitted, which may take hours
         assignment.check(target)
-        return cls(units, target, assignment, TestSet.of_split(assignment, units, target))
+        problem = cls(units, target, assignment)
+        test = problem.subset(assignment.test) if len(assignment.test) else None
+        return problem._replace(test=test)
+
+    def subset(self, index: Int64) -> Subset:
+        """Return some of the units, to be predicted."""
+        group, target = self.split.group[index], self.target.take(index)
+        return Subset(units=self.units.take(index), group=group, target=target)
 
     @property
     def prior(self) -> tuple[float, ...]:
@@ -120,17 +126,16 @@ def cross_validate(
 
 def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> Predictions:
     """Return the predictions of each fold's model for the units that it holds out, in order."""
-    units, target, split, _ = problem
-    of_fold = partial(Predictions.of_fold, units=units, group=split.group, target=target)
-    parts = []
+    subsets = []
     # a method returns its folds in the order of subsets(); one more or less is an error of strict=
-    for fold, ((_, held_out), fitted) in enumerate(zip(split.subsets(), folds, strict=True)):
-        part = of_fold(held_out, fitted.proba, fold=fold, threshold=fitted.threshold)
+    pairs = zip(problem.split.subsets(), folds, strict=True)
+    for fold, ((_, held_out), fitted) in enumerate(pairs):
+        about: dict[str, Any] = {"fold": fold, "threshold": fitted.threshold}
+        subset = problem.subset(held_out).predictions(fitted.proba, **about)
         # inner predictions are for training records, and carry the fold that their models have not
         # seen: blends are fitted on them
         if fitted.inner is not None and fitted.inner_proba is not None:
-            cut = fitted.threshold
-            inner = of_fold(fitted.inner, fitted.inner_proba, fold=fold, threshold=cut)
-            part = replace(part, inner=inner)
-        parts.append(part)
-    return replace(Predictions.joined(parts), prior=problem.prior)
+            inner = problem.subset(fitted.inner).predictions(fitted.inner_proba, **about)
+            subset = replace(subset, inner=inner)
+        subsets.append(subset)
+    return replace(Predictions.joined(subsets), prior=problem.prior)

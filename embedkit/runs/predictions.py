@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from embedkit.dataset.parquet import check_columns, numbers, read_table, write_parquet
 from embedkit.errors import DamagedError
 from embedkit.runs.run import TestSetContent
-from embedkit.runs.split import TEST, Split, same_text_groups
+from embedkit.runs.split import TEST, same_text_groups
 from embedkit.storage import check_files
 from embedkit.types import Float64, Int64
 from embedkit.units.target import Target, best_set, class_prior, set_numbers
@@ -61,39 +61,6 @@ class Predictions:
     inner: Predictions | None = None
     prior: tuple[float, ...] = ()  # see Problem.prior
     views: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of a probe, like y_pred
-
-    @classmethod
-    def of_fold(
-        cls,
-        index: Int64,
-        proba: Float64,
-        *,
-        units: Units,
-        group: Int64,
-        target: Target,
-        fold: int,
-        threshold: float | None = None,
-    ) -> Predictions:
-        """Return the predictions ``proba`` of one fold, or of the test set.
-
-        They are of ``index`` in the units, their sampling units ``group``, and the target, whose
-        ``y`` may be empty.
-        """
-        word = units.word
-        shape = (len(index), *target.y.shape[1:])
-        # a test set without labels is predicted all the same; -1 and NaN are never scored
-        unknown = np.full(shape, -1) if target.classes else np.full(shape, np.nan)
-        return cls(
-            row=units.row[index],
-            ids=tuple(str(units.ids[i]) for i in index),
-            group=group[index],
-            fold=np.full(len(index), fold),
-            y=target.y[index] if len(target.y) else unknown,
-            proba=proba,
-            y_pred=decide(proba, threshold=threshold, sets=target.of_sets),
-            classes=target.classes,
-            word=np.full(len(index), -1) if word is None else word[index],
-        )
 
     @classmethod
     def joined(cls, subsets: Sequence[Predictions]) -> Predictions:
@@ -188,22 +155,13 @@ class Predictions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TestSet:
-    """A test set: units with what a model reads of them, and their target."""
-
-    __test__ = False  # not a class of tests
+class Subset:
+    """Units that are predicted together: those that a fold holds out, or a test set."""
 
     units: Units
     group: Int64  # sampling unit: records of the same text have the same
     target: Target  # by the classes of the training records; empty without labels
-    content: TestSetContent | None = None  # None for the test set of a split
-
-    @classmethod
-    def of_split(cls, split: Split, units: Units, target: Target) -> Self | None:
-        """Return the test set of a split, if it has one."""
-        index = split.test
-        parts: dict[str, Any] = {"units": units.take(index), "group": split.group[index]}
-        return cls(**parts, target=target.take(index)) if len(index) else None
+    content: TestSetContent | None = None  # of a test set of its own
 
     @classmethod
     def further(cls, units: Units, training: Units, target: Target) -> Self:
@@ -224,10 +182,25 @@ class TestSet:
         """Positions of all units."""
         return np.arange(len(self.units))
 
-    def predictions(self, proba: Float64, *, threshold: float | None) -> Predictions:
+    def predictions(
+        self, proba: Float64, *, fold: int = TEST, threshold: float | None
+    ) -> Predictions:
         """Return predictions with these probabilities ``(m, classes)``, or values ``(m,)``."""
-        about: dict[str, Any] = {"units": self.units, "group": self.group, "target": self.target}
-        return Predictions.of_fold(self.everything, proba, fold=TEST, threshold=threshold, **about)
+        units, target = self.units, self.target
+        shape = (len(units), *target.y.shape[1:])
+        # a test set without labels is predicted all the same; -1 and NaN are never scored
+        unknown = np.full(shape, -1) if target.classes else np.full(shape, np.nan)
+        return Predictions(
+            row=units.row,
+            ids=tuple(map(str, units.ids)),
+            group=self.group,
+            fold=np.full(len(units), fold),
+            y=target.y if len(target.y) else unknown,
+            proba=proba,
+            y_pred=decide(proba, threshold=threshold, sets=target.of_sets),
+            classes=target.classes,
+            word=np.full(len(units), -1) if units.word is None else units.word,
+        )
 
 
 def confidence_of(p: Predictions) -> Float64:

@@ -388,8 +388,7 @@ class Searcher(Reloaded):
         every, self._keep_duplicates = np.arange(len(self.data)), keep_duplicates
         among = every if self._chosen is None else every[self._chosen]
         _, text = np.unique(every if keep_duplicates else text_keys(self.data), return_inverse=True)
-        # a repeated text is known by its first record among those that are searched; -1 where it has
-        # none
+        # a repeated text is known by its first record among those that are searched, or by -1
         first = np.full(len(every), -1)
         first[text[among[::-1]]] = among[::-1]  # of several the last one that is written stays
         self._first = first[text]

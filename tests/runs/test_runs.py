@@ -18,7 +18,7 @@ from embedkit.errors import DamagedError, UsageError
 from embedkit.records import to_json
 from embedkit.runs.folder import RunResult, free_out, read_run
 from embedkit.runs.metrics import best_threshold
-from embedkit.runs.predictions import Predictions, read_predictions, write_predictions
+from embedkit.runs.predictions import Predictions, Subset, read_predictions, write_predictions
 from embedkit.runs.run import TrainRun
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import TEST
@@ -107,14 +107,15 @@ def some_predictions(classes: tuple[str, ...], labelled: bool) -> Predictions:
     random = np.random.default_rng(0)
     y = random.integers(2, size=12) if classes else random.normal(size=12)
     row, ids = np.arange(12) * 3, [f"id{i}" for i in range(12)]
-    given: dict[str, Any] = {"units": units_with(ids, row=row, ids=ids), "group": row}
-    given["threshold"] = 0.3 if classes else None
+    units = units_with(ids, row=row, ids=ids)
     subsets = []
     for fold in (1, 0, TEST):
         index = np.flatnonzero(np.arange(12) % 3 == fold % 3)
         proba = random.dirichlet([1, 1], size=4) if classes else random.normal(size=4)
-        target = Target(y if fold != TEST or labelled else y[:0], classes)
-        subsets.append(Predictions.of_fold(index, proba, target=target, fold=fold, **given))
+        target = Target(y[index] if fold != TEST or labelled else y[:0], classes)
+        subset = Subset(units=units.take(index), group=row[index], target=target)
+        threshold = 0.3 if classes else None
+        subsets.append(subset.predictions(proba, fold=fold, threshold=threshold))
     return Predictions.joined(subsets)
 
 
