@@ -466,7 +466,7 @@ def _with_decisions(
         return result
     units = Units.of_dataset(pair.data).take(pair.places[sample])
     # untuned: the question is what the vectors change, and tuning would add noise of its own
-    method = Frozen(EstimatorSettings.of(None, task="classification", seed=seed), tune=False)
+    method = Frozen(EstimatorSettings(seed=seed, tune=False))
     held_out = {}
     try:
         problem = Problem.of(units, seed=seed)

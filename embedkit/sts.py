@@ -175,7 +175,7 @@ def _agreement(
     }
     moved = influences(metrics, unit)
     agreement: dict[str, dict[str, Score]] = {view: {} for view in cosines}
-    for (view, name), score in scored(metrics, unit, moved=moved).items():
+    for (view, name), score in scored(metrics, unit, moved).items():
         agreement[view][name] = score
     values = {view: scores["spearman"].value for view, scores in agreement.items()}
     highest = max(cosines, key=lambda view: np.nan_to_num(values[view], nan=-np.inf))

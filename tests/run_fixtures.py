@@ -17,7 +17,7 @@ from embedkit.classifiers.train import train as train_tuned
 from embedkit.dataset.format import Names
 from embedkit.dataset.settings import ModelRecord
 from embedkit.runs.folder import RunResult, read_run, write_run
-from embedkit.runs.intervals import Score, scored
+from embedkit.runs.intervals import Score, influences, scored
 from embedkit.runs.metrics import metrics_for
 from embedkit.runs.predictions import Predictions, Subset, write_predictions
 from embedkit.runs.run import Cost, DatasetContent, ProbeRun, ReportedScore, TrainRun, ViewScore
@@ -82,7 +82,8 @@ def scores_of(
 ) -> dict[str, Score]:
     """Scores of probabilities, or of values if nothing is predicted from them."""
     unit = np.arange(len(y)) if unit is None else unit
-    return scored(metrics_for(y, proba, predicted, beta=beta), unit)
+    metrics = metrics_for(y, proba, predicted, beta=beta)
+    return scored(metrics, unit, influences(metrics, unit))
 
 
 def write_fake_run(

@@ -20,7 +20,7 @@ from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScale
 from embedkit.choices import ESTIMATORS, check_choice
 from embedkit.classifiers.layers import LayerMixture, unit_layers
 from embedkit.errors import Option, UsageError, first_line
-from embedkit.runs.metrics import named_metric
+from embedkit.runs.metrics import Threshold, named_metric
 
 
 class CommonScaler(StandardScaler):  # type: ignore[misc]
@@ -45,7 +45,7 @@ class CommonScaler(StandardScaler):  # type: ignore[misc]
 
 
 class EstimatorSettings(NamedTuple):
-    """Settings of a pipeline."""
+    """Settings of a pipeline, and of what is chosen for it in inner folds."""
 
     estimator: str = "logreg"  # or module:Class of scikit-learn or LightGBM
     features: str = "vectors"
@@ -55,6 +55,8 @@ class EstimatorSettings(NamedTuple):
     metric: str | None = None  # of tuning; by default log-loss, or the squared error
     layers: int = 1  # of a learnt mixture, side by side in the vectors
     columns: tuple[str, ...] = ()  # of the user's own numbers, behind the vectors
+    tune: bool = True
+    threshold: Threshold | None = None  # by a metric it is chosen on predictions of inner folds
 
     @classmethod
     def of(
@@ -65,6 +67,7 @@ class EstimatorSettings(NamedTuple):
         views: Sequence[str] = (),
         level: str = "sentence",
         metric: str | None = None,
+        threshold: str | float | None = None,
         **settings: Any,
     ) -> EstimatorSettings:
         """Return checked settings; the default estimator is that of the task.
@@ -74,9 +77,10 @@ class EstimatorSettings(NamedTuple):
         nor columns, words have no columns, and each is named once.
         """
         # what can be known without data is refused here, before a corpus is encoded for minutes
-        default = "ridge" if task == "regression" else "logreg"
-        metric = metric and named_metric(metric)
-        result = cls(estimator or default, task=task, metric=metric, **settings)
+        estimator = estimator or ("ridge" if task == "regression" else "logreg")
+        cut = None if threshold is None else Threshold.parse(threshold)
+        settings |= {"task": task, "metric": metric and named_metric(metric), "threshold": cut}
+        result = cls(estimator, **settings)
         result.row  # noqa: B018 - raises for an unknown estimator
         if result.class_weight is not None and (
             task == "regression" or "class_weight" not in result.row.build().get_params()

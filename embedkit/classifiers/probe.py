@@ -155,36 +155,23 @@ def probe(
     )
     method = Candidates.of(data, problem, names, settings, learning_curve=learning_curve)
     with new_run(out, overwrite=overwrite) as folder:
-        content = _write(folder, data, method, problem, untrained=bool(control), progress=progress)
+        predictions, fits = cross_validate(method, problem, progress=progress)
+        # the predictions are those of the nested choice; what each view predicts stands beside them
+        views = {n: held_out_predictions(fits.final[n], problem).y_pred for n in names}
+        content = write_results(
+            folder,
+            ProbeRun,
+            problem,
+            replace(predictions, views=views),
+            decision=method.settings.threshold,
+            seed=seed,
+            level=level,
+            dataset=dataset_content(data, folder),
+            random_weights=_untrained(data, method, problem, progress) if control else {},
+            geometry=geometry_of(data, units, method),
+            **method.content(problem, fits),
+        )
     return RunResult(out, content, data.lost)
-
-
-def _write(
-    folder: Path,
-    data: VectorData,
-    method: Candidates,
-    problem: Problem,
-    *,
-    untrained: bool,
-    progress: ProgressCallback,
-) -> ProbeRun:
-    """Fit and score all candidates, and write the run; ``untrained`` asks for random weights."""
-    predictions, fits = cross_validate(method, problem, progress=progress)
-    # the predictions are those of the nested choice; what each view predicts stands beside them
-    views = {n: held_out_predictions(fits.final[n], problem).y_pred for n in method.names}
-    return write_results(
-        folder,
-        ProbeRun,
-        problem,
-        replace(predictions, views=views),
-        decision=method.threshold,
-        seed=method.settings.seed,
-        level=data.level,
-        dataset=dataset_content(data, folder),
-        random_weights=_untrained(data, method, problem, progress) if untrained else {},
-        geometry=geometry_of(data, problem.units, method),
-        **method.content(problem, fits),
-    )
 
 
 def geometry_of(data: VectorData, units: Units, method: Candidates) -> dict[str, dict[str, float]]:
@@ -283,6 +270,10 @@ class Candidates(NamedTuple):
         units, target, split, _ = problem
         if settings.metric is not None:
             check_metric(settings.metric, classes=len(target.classes), sets=target.of_sets)
+            # an F score is the best one of inner folds: at 0.5 rare classes would hardly be
+            # predicted, and views would seem alike; tuning goes by the best threshold too
+            if (beta := beta_of(settings.metric)) is not None:
+                settings = settings._replace(threshold=Threshold(None, beta))
         # records take their random label by group; words by their form, as a probe could learn it
         # by heart
         words = None if units.word is None else data.text
@@ -301,16 +292,6 @@ class Candidates(NamedTuple):
         """The score that is shown, and chosen by if it is named."""
         shown = {"regression": "r2", "multilabel": "micro_f1"}
         return self.settings.metric or shown.get(self.settings.task, "accuracy")
-
-    @property
-    def threshold(self) -> Threshold | None:
-        """The threshold by which an F score is the best in inner folds; other metrics have none.
-
-        At 0.5 rare classes would hardly be predicted, and views would seem alike; tuning goes by
-        the best threshold too.
-        """
-        beta = beta_of(self.metric)
-        return None if beta is None else Threshold(None, beta)
 
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit every candidate in every fold."""
@@ -363,8 +344,8 @@ class Candidates(NamedTuple):
     ) -> FoldFit:
         problem, settings = self._with(candidate, problem)
         inputs, target = problem.units.inputs, problem.target
-        fold = fit_fold(problem, train, held_out, settings, threshold=self.threshold)
-        fitted = fold.model
+        fold = fit_fold(problem, train, held_out, settings)
+        fitted, fold = fold.model, _without_model(fold)
         # the control task and the learning curve are no cost of the method: they come after the
         # clock
         before = fitted.pipeline[:-1]
@@ -372,7 +353,7 @@ class Candidates(NamedTuple):
         control = clone(fitted.pipeline[-1])
         control.fit(before.transform(inputs(train)), self.control.y[train])
         proba = predict_proba(control, before.transform(inputs(held_out)), self.control)
-        random = fold._replace(proba=proba, model=None)
+        random = fold._replace(proba=proba)
         curve = dict[int, tuple[int, FoldFit]]()
         # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
@@ -384,7 +365,7 @@ class Candidates(NamedTuple):
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
             with suppress(UsageError):  # of too few to choose anything by, there is no point
                 curve[number] = len(few), self.fit_once(problem, few, held_out)
-        curve[len(fractions)] = len(train), fold._replace(model=None)
+        curve[len(fractions)] = len(train), fold
         weights = getattr(fitted.pipeline[-1], "weights_", ())
         return fold._replace(
             model=_Probed(candidate.name, fitted.choice.score, random, curve, weights)
@@ -392,8 +373,7 @@ class Candidates(NamedTuple):
 
     def fit_once(self, problem: Problem, train: Int64, held_out: Int64) -> FoldFit:
         """A fit on the inputs of ``train``; its model is not kept."""
-        fold = fit_fold(problem, train, held_out, self.settings, threshold=self.threshold)
-        return fold._replace(model=None)
+        return _without_model(fit_fold(problem, train, held_out, self.settings))
 
     def _grown(self, problem: Problem, train: Int64, held_out: Int64, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
@@ -409,28 +389,28 @@ class Candidates(NamedTuple):
             in_order = tuple(name for name in self.names if name in views)
             candidate = Candidate(" + ".join(in_order), in_order)
             task, settings = self._with(candidate, problem)
-            return candidate, fit_fold(task, train, held_out, settings, threshold=self.threshold)
+            return candidate, fit_fold(task, train, held_out, settings)
 
         best, fold = fold_of(first)
         while len(best.views) < min(_MOST_VIEWS, len(self.names)):
-            model = fold.model
-            if model.inner is None or np.isnan(model.choice.score):  # no inner folds to choose by
+            score, inner = fold.model.choice.score, fold.inner_proba
+            if inner is None or np.isnan(score):  # no inner folds to choose by
                 break
-            rest, errors = [n for n in self.names if n not in best.views], y - model.inner
+            rest, errors = [n for n in self.names if n not in best.views], y - inner
             slopes = {name: self._slope(name, train, errors) for name in rest}
             steepest = sorted(slopes, key=slopes.__getitem__, reverse=True)[:_TRIED]
             # each of them is tuned as a single view is, so that the scores can be compared
             larger = [fold_of(*best.views, name) for name in steepest]
             further = max(larger, key=lambda tried: tried[1].model.choice.score)
             # also where a score is NaN
-            if not further[1].model.choice.score > model.choice.score:
+            if not further[1].model.choice.score > score:
                 break
             best, fold = further
         # without a control task and a curve
         probed = _Probed(best.name, fold.model.choice.score)
         # of all that were tried
         seconds = time.thread_time() - started - fold.predict_seconds
-        return fold._replace(model=probed, fit_seconds=seconds)
+        return _without_model(fold)._replace(model=probed, fit_seconds=seconds)
 
     def _slope(self, name: str, train: Int64, errors: Float64) -> float:
         """How steeply the loss falls along the coefficients of a view, on the scale of a fit."""
@@ -459,12 +439,8 @@ class Candidates(NamedTuple):
     def score(self, problem: Problem, folds: Sequence[FoldFit]) -> Score:
         """The score of the fits of all folds with its interval."""
         p = held_out_predictions(folds, problem)
-        return scored({"": self._metric(p)}, p.group, seed=self.settings.seed)[""]
-
-    def value(self, problem: Problem, folds: Sequence[FoldFit]) -> float:
-        """The score alone."""
-        p = held_out_predictions(folds, problem)
-        return self._metric(p).value(len(p.row))
+        metric = {"": self._metric(p)}
+        return scored(metric, p.group, influences(metric, p.group, seed=self.settings.seed))[""]
 
     def _metric(self, predictions: Predictions, *, baseline: bool = False) -> Metric:
         return metrics_of(predictions, beta=beta_of(self.metric), baseline=baseline)[self.metric]
@@ -499,7 +475,7 @@ class Candidates(NamedTuple):
         """The score of a candidate, beside that of the control task."""
         folds, control = fits.final[name], problem._replace(target=self.control)
         score = self.score(problem, folds)
-        random = self.value(control, [fold.model.control for fold in folds])
+        random = self.score(control, [fold.model.control for fold in folds]).value
         numbers = range(len(self.curve) if name in self.names else 0)
         curves = [fold.model.curve for fold in folds]
         points = [[c[i] for c in curves] for i in numbers if all(i in c for c in curves)]
@@ -515,6 +491,11 @@ class Candidates(NamedTuple):
         weights = np.mean([fold.model.weights for fold in folds], axis=0).tolist()
         selectivity = score.value - random
         return ViewScore(name, score, random, selectivity, chosen, curve, tuple(weights))
+
+
+def _without_model(fold: FoldFit) -> FoldFit:
+    """A fit of one of many candidates, of which nothing is kept but what it predicts."""
+    return fold._replace(model=None, inner=None, inner_proba=None)
 
 
 def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:
@@ -547,7 +528,7 @@ def _untrained(
             problem = problem._replace(units=replace(units, inputs=X.__getitem__))
             fits = [partial(method.fit_once, problem, *s) for s in problem.split.subsets()]
             fitted = side_by_side(fits, threads=settings.threads)
-            scores[name] = (*scores.get(name, ()), method.value(problem, fitted))
+            scores[name] = (*scores.get(name, ()), method.score(problem, fitted).value)
             step()
     return scores
 

@@ -46,7 +46,6 @@ from embedkit.runs.folder import (
     new_run,
     write_results,
 )
-from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Subset
 from embedkit.runs.run import Cost, TrainRun
 from embedkit.runs.split import Split
@@ -63,27 +62,17 @@ class Frozen(NamedTuple):
     """An estimator on stored vectors or on TF-IDF: a pipeline for each fold, and one for all.
 
     Fits run at the same time. The number of threads, by default one for each core, changes nothing
-    in the results. A threshold by a metric is chosen on predictions of inner folds.
+    in the results.
     """
 
     settings: EstimatorSettings
-    tune: bool = True
-    threshold: Threshold | None = None
     threads: int | None = None
-
-    @classmethod
-    def of(
-        cls, estimator: str | None, *, tune: bool, threshold: str | float | None, **settings: Any
-    ) -> Frozen:
-        """Return the method by names, as far as they can be checked without data."""
-        cut = None if threshold is None else Threshold.parse(threshold)
-        return cls(EstimatorSettings.of(estimator, **settings), tune, cut)
 
     def check(self, problem: Problem) -> None:
         """Raise a :class:`UsageError` for what this method cannot judge."""
         target, split = problem.target, problem.split
-        if self.threshold is not None:
-            self.threshold.check(target)
+        if self.settings.threshold is not None:
+            self.settings.threshold.check(target)
         # of records the split is refused already; the model would have no output for it
         present = np.unique(target.y[split.in_folds])
         lacking = np.setdiff1d(np.arange(len(target.classes)), present)
@@ -94,19 +83,19 @@ class Frozen(NamedTuple):
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Fit and predict every fold, and fit the units of all folds."""
         _, target, split, test = problem
-        subsets, cut = split.subsets(), None
+        settings, subsets, cut = self.settings, split.subsets(), None
         # the model of all folds is one more fit, which holds nothing out; beside the others it
         # costs no further time where cores are free
         everything = split.in_folds, split.in_folds[:0]
-        fits = [partial(self._fold, problem, *subset) for subset in (*subsets, everything)]
-        threads = self.settings.threads or self.threads
+        fits = [partial(fit_fold, problem, *each, settings) for each in (*subsets, everything)]
+        threads = settings.threads or self.threads
         *folds, last = side_by_side(fits, threads=threads, progress=progress)
         final, proba = last.model, None
         # the threshold of the model of all folds is chosen on out-of-fold predictions, which no
         # fold's own score uses: those have a threshold of their own inner folds
-        if self.threshold is not None:
-            y = target.y[problem.split.held_out]
-            cut = self.threshold.choose(y, np.concatenate([fold.proba for fold in folds])[:, 1])
+        if settings.threshold is not None:
+            y = target.y[split.held_out]
+            cut = settings.threshold.choose(y, np.concatenate([fold.proba for fold in folds])[:, 1])
         if test is not None:
             proba = predict_proba(final.pipeline, test.units.inputs(test.everything), target)
         return Fits(
@@ -143,31 +132,16 @@ class Frozen(NamedTuple):
         """Write the model of all folds, which predicts new units."""
         save_model(folder, fits.final.pipeline)
 
-    def _fold(self, problem: Problem, train: Int64, held_out: Int64) -> FoldFit:
-        about: dict[str, Any] = {"threshold": self.threshold, "tune": self.tune}
-        fold = fit_fold(problem, train, held_out, self.settings, **about)
-        # inner predictions are kept for blends too, which are stacked on them
-        return fold._replace(inner=train, inner_proba=fold.model.inner)
-
 
 def fit_fold(
-    problem: Problem,
-    train: Int64,
-    held_out: Int64,
-    settings: EstimatorSettings,
-    *,
-    threshold: Threshold | None,
-    tune: bool = True,
+    problem: Problem, train: Int64, held_out: Int64, settings: EstimatorSettings
 ) -> FoldFit:
-    """Fit the units ``train``, and predict the units that are held out.
-
-    A threshold by a metric is chosen on predictions of inner folds.
-    """
-    by_metric = threshold is not None and threshold.value is None
+    """Fit the units ``train``, and predict the units that are held out."""
+    threshold = settings.threshold
     # the libraries compute in this very thread (side_by_side leaves them one), so that its clock
     # has all of the fit and nothing else
     started = time.thread_time()  # others fit, and other programs run, at the same time
-    fitted = fit(problem, train, settings, tune=tune, held_out=by_metric)
+    fitted = fit(problem, train, settings)
     trained, proba = time.thread_time(), np.empty(0)
     if len(held_out):
         proba = predict_proba(fitted.pipeline, problem.units.inputs(held_out), problem.target)
@@ -177,6 +151,9 @@ def fit_fold(
     return FoldFit(
         proba=proba,
         model=fitted,
+        # kept for blends too, which are stacked on them
+        inner=train,
+        inner_proba=fitted.inner,
         threshold=cut,
         fit_seconds=trained - started,
         predict_seconds=predicted - trained,
@@ -384,7 +361,7 @@ def train(
     views = (view,) if isinstance(view, str) else tuple(view or ())
     options: dict[str, Any] = {"features": features, "class_weight": class_weight, "seed": seed}
     options |= {"task": task, "views": views, "columns": names, "threshold": threshold}
-    method = Frozen.of(estimator, tune=tune, level=level, **options)
+    method = Frozen(EstimatorSettings.of(estimator, tune=tune, level=level, **options))
     out = free_out(out, dataset, method.settings.method, *views, *names, overwrite=overwrite)
     keep = dict.fromkeys(names, "columns")
     what: dict[str, Any] = {"view": view, "level": level, "label": label, "split": split}
@@ -399,7 +376,7 @@ def train(
             TrainRun,
             problem,
             predictions,
-            decision=method.threshold,
+            decision=method.settings.threshold,
             seed=seed,
             cost=replace(fits.cost, peak_memory_bytes=peak_memory_since(peak_before)),
             **method.content(folder, data, problem.target, fits),

@@ -53,24 +53,18 @@ class Fitted(NamedTuple):
     inner: Float64 | None = None
 
 
-def fit(
-    problem: Problem,
-    train: Int64,
-    settings: EstimatorSettings,
-    *,
-    tune: bool,
-    held_out: bool = False,
-) -> Fitted:
+def fit(problem: Problem, train: Int64, settings: EstimatorSettings) -> Fitted:
     """Return a pipeline fitted on the inputs of the units ``train`` alone, vectors or texts.
 
-    Inner folds, which never divide a group of the split, choose the parameters if ``tune`` is set,
-    and so predict each training unit. Without tuning they do if ``held_out`` is set. Of very few
-    units there are none.
+    Inner folds, which never divide a group of the split, choose the parameters if the settings say
+    so, and so predict each training unit. Without tuning they do where a threshold is chosen by a
+    metric. Of very few units there are none.
     """
     units, target, split, _ = problem
     y, classes = target.y[train], len(target.classes)
     folds = _folds_of(target.take(train), split.group[train], seed=settings.seed)
-    tunable = tune and bool(folds)
+    tunable = settings.tune and bool(folds)
+    by_metric = settings.threshold is not None and settings.threshold.value is None
     try:
         # scaling or TF-IDF is fitted once for all inner folds, which takes most of the time of a
         # fit on texts. Inner scores thereby know the words of all training records, but none of
@@ -89,7 +83,7 @@ def fit(
             if tunable and settings.row.grid:
                 choice, inner = _search(estimator, X, y, folds, target, settings)
                 estimator.set_params(**choice.parameters)
-            elif folds and (tunable or held_out):
+            elif folds and (tunable or by_metric):
                 inner = _predict_held_out(estimator, X, y, folds, target, settings)
                 choice = Choice(score=inner_score(y, inner, settings)) if tunable else choice
             # inner folds fit the sigmoid too, where a classifier has no probabilities

@@ -447,7 +447,7 @@ def scores_and_differences(
         # all methods have the same units and the default seed, so that their blocks are the same:
         # this is what pairs them
         moved = influences(shown, records.group)
-        scores[name] = scored(shown, records.group, moved=moved)
+        scores[name] = scored(shown, records.group, moved)
         influence.append(moved[metric])
         step()
     values = np.array([by_metric[metric].value for by_metric in scores.values()])

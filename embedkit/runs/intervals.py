@@ -138,18 +138,10 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
 
 
 def scored(
-    metrics: Mapping[Key, Metric],
-    unit: Int64,
-    *,
-    seed: int = 0,
-    moved: Mapping[Key, Float64] | None = None,
+    metrics: Mapping[Key, Metric], unit: Int64, moved: Mapping[Key, Float64]
 ) -> dict[Key, Score]:
-    """Return metrics of all records with their 95 % intervals; arguments as for influences.
-
-    ``moved`` are the influences, where they are computed already.
-    """
+    """Return metrics of all records with their 95 % intervals; ``moved`` are the influences."""
     scores = {}
-    moved = influences(metrics, unit, seed=seed) if moved is None else moved
     for name, influence in moved.items():
         value = metrics[name].value(len(unit))
         scores[name] = Score(value, *interval(value, influence, metrics[name], unit))

@@ -107,7 +107,7 @@ def beside(
     ``unit`` ``(n,)`` is the sampling unit of each record, the seed that of their blocks.
     """
     moved, guessed = influences(metrics, unit, seed=seed), influences(majority, unit, seed=seed)
-    scores = scored(metrics, unit, moved=moved)
+    scores = scored(metrics, unit, moved)
     reported = {}
     for name, score in scores.items():
         test = paired(metrics[name], majority[name], unit=unit, moved=[moved[name], guessed[name]])

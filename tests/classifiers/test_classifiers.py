@@ -29,6 +29,7 @@ from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.errors import UsageError
 from embedkit.predict import Predictor, predict_file
 from embedkit.runs.cross_validation import Fits, Problem, cross_validate
+from embedkit.runs.metrics import Threshold
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.split import inner_folds
 from embedkit.storage import seal
@@ -53,10 +54,9 @@ def two_classes(
 
 
 def run(X: Any, target: Target, name: str = "logreg", **options: Any) -> tuple[Predictions, Fits]:
-    more = {key: options.pop(key) for key in ("tune", "threads", "threshold") if key in options}
-    made = options.pop("split", None) or split_of(target.y)
+    threads, made = options.pop("threads", None), options.pop("split", None) or split_of(target.y)
     task = "classification" if target.classes else "regression"
-    method = Frozen(EstimatorSettings(name, task=task, **options), **more)
+    method = Frozen(EstimatorSettings(name, task=task, **options), threads)
     return cross_validate(method, Problem(units_with(X), target, made))
 
 
@@ -92,8 +92,7 @@ def test_strength_and_slope_have_the_least_loss_of_inner_folds(
     X = (random.normal(size=(250, 15)) + 0.7 * np.eye(15)[y]).astype(np.float32)
     target, made = Target(y, ("a", "b", "c")[:classes]), split_of(y)
     settings = EstimatorSettings(class_weight=weight)
-    problem = Problem(units_with(X), target, made)
-    found: Any = fit(problem, np.arange(250), settings, tune=True)
+    found: Any = fit(Problem(units_with(X), target, made), np.arange(250), settings)
     shown = make_pipeline(Normalizer(), CommonScaler()).fit_transform(X)
     weights = compute_sample_weight(weight, y)
     centre = np.average(shown, axis=0, weights=weights)
@@ -122,7 +121,7 @@ def test_a_class_that_inner_folds_lack_has_no_probability_there() -> None:
     y[7] = 2
     target, index = Target(y, ("a", "b", "rare")), np.arange(120)
     units, settings = units_with(X), EstimatorSettings()
-    found: Any = fit(Problem(units, target, split_of(two.y)), index, settings, tune=True)
+    found: Any = fit(Problem(units, target, split_of(two.y)), index, settings)
     assert np.allclose(found.inner.sum(1), 1)
     assert found.inner[7, 2] < 1e-9
     assert (found.inner.argmax(1) == y).mean() > 0.8
@@ -180,9 +179,9 @@ def test_inner_folds_never_divide_a_group(tune: bool) -> None:
         assert not set(group[train]) & set(group[test])
         assert abs(y[test].mean() - 0.5) < 0.1
     for name in ("knn", "logreg", LINEAR_SVC):
-        target, settings = Target(y, ("0", "1")), EstimatorSettings(name)
-        problem = Problem(units_with(X), target, made)
-        found: Any = fit(problem, np.arange(180), settings, tune=tune, held_out=True)
+        target, by_metric = Target(y, ("0", "1")), Threshold(None, None)
+        settings = EstimatorSettings(name, tune=tune, threshold=by_metric)
+        found: Any = fit(Problem(units_with(X), target, made), np.arange(180), settings)
         assert (found.inner.argmax(1) == y).mean() < 0.7
 
 
@@ -194,7 +193,7 @@ def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
         f"only{fold} only{fold} word{i % 3} {'ab'[i % 2]}" for i, fold in enumerate(made.folds)
     ]
     problem, train = Problem(units_with(texts), Target(y, ("0", "1")), made), made.subsets()[2][0]
-    fitted = fit(problem, train, EstimatorSettings(features="tfidf"), tune=True)
+    fitted = fit(problem, train, EstimatorSettings(features="tfidf"))
     words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
     assert {"only0", "only1", "only3", "only4"} <= set(words)
     assert "only2" not in words

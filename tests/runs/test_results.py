@@ -114,7 +114,7 @@ def test_what_is_held_out_shapes_nothing(shared: Path, options: dict[str, Any]) 
     held = np.flatnonzero(read_split(shared / "split.parquet").folds == 2)
     outputs = []
     for problem in problems(shared, held[::2]):
-        found, _ = cross_validate(Frozen(EstimatorSettings(), **options), problem)
+        found, _ = cross_validate(Frozen(EstimatorSettings(**options)), problem)
         mine = np.isin(found.row, held[1::2])
         outputs.append(np.column_stack([found.proba[mine], found.y_pred[mine]]))
     assert np.array_equal(outputs[0], outputs[1])
