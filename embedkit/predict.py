@@ -294,18 +294,19 @@ class Predictor(Reloaded):
         if self.content is not None:
             name = os.fspath(dataset)
             check_alike(data, self.content.dataset, name=name, vectors=bool(views))
-        units, places, done = Units.of_dataset(data), [np.arange(0)], 0
+        units = Units.of_dataset(data)
         units = beside_numbers(units, self.columns) if views else units.with_texts()
-        predictions: list[Iterator[Prediction]] = []
+        keys, predictions, done = [np.arange(0)], list[Iterator[Prediction]](), 0
         progress(Progress("predicting", done, len(units), "records"))
         for part in units.parts(_CHUNK):
             seen, made_now = self.predict_units(part, stored=bool(views))
-            # which units of the dataset these are, since some words may be missing
-            places.append(match(seen.keys, units.keys))
+            keys.append(seen.keys)
             predictions.append(made_now)  # numbers until they are asked for, a tenth of the memory
             done += len(part)
             progress(Progress("predicting", done, len(units), "records"))
-        return units.take(np.concatenate(places)), chain.from_iterable(predictions)
+        # which units of the dataset these are, since some words may be missing
+        place = match(np.concatenate(keys), units.keys)
+        return units.take(place), chain.from_iterable(predictions)
 
     def predict_units(
         self, units: Units, *, stored: bool = False
@@ -484,20 +485,13 @@ def _predicted(
     predictor: Predictor, reader: CorpusReader, progress: ProgressCallback
 ) -> Iterator[PredictedRecord]:
     """The prediction for every record, in chunks that fill batches."""
-    rejected = list[int]()
-
-    def accepted() -> Iterator[Record]:
-        for item in reader:
-            if isinstance(item, Record):
-                yield item
-            else:
-                rejected.append(item.row)
-
-    records = accepted()
-    while chunk := list(islice(records, _CHUNK_OF_TEXTS)):
-        units = Units.of_records(chunk, reader.plan)
+    items, rejected = iter(reader), list[int]()
+    while chunk := list(islice(items, _CHUNK_OF_TEXTS)):
+        records = [item for item in chunk if isinstance(item, Record)]
+        rejected += [item.row for item in chunk if not isinstance(item, Record)]
+        units = Units.of_records(records, reader.plan)
         if predictor.labels_words:
-            units = units.words_of([r.words for r in chunk], marks=predictor.marks)
+            units = units.words_of([r.words for r in records], marks=predictor.marks)
         else:
             predictor.check_pairs(units.pairs, option="text_pair")
         yield from _rows(*predictor.predict_units(units))
