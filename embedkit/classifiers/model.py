@@ -36,25 +36,20 @@ from embedkit.storage import check_files
 
 _SCALER = "embedkit.classifiers.estimators"
 
-KINDS = {
-    "Pipeline": "sklearn.pipeline",
-    "FeatureUnion": "sklearn.pipeline",
-    "ColumnTransformer": "sklearn.compose",
-    "SimpleImputer": "sklearn.impute",
-    "StandardScaler": "sklearn.preprocessing",
-    "Normalizer": "sklearn.preprocessing",
-    # inside of OneVsRestClassifier
-    "LabelBinarizer": "sklearn.preprocessing",
-    "CommonScaler": _SCALER,
-    "LogisticRegression": "sklearn.linear_model",
-    "Ridge": "sklearn.linear_model",
-    "KNeighborsClassifier": "sklearn.neighbors",
-    "KNeighborsRegressor": "sklearn.neighbors",
-    "OneVsRestClassifier": "sklearn.multiclass",
-    "_ConstantPredictor": "sklearn.multiclass",  # of a class that every training record has
-    "TfidfVectorizer": "sklearn.feature_extraction.text",
-    "TfidfTransformer": "sklearn.feature_extraction.text",
+_BY_MODULE = {
+    "sklearn.pipeline": ("Pipeline", "FeatureUnion"),
+    "sklearn.compose": ("ColumnTransformer",),
+    "sklearn.impute": ("SimpleImputer",),
+    # LabelBinarizer is inside of OneVsRestClassifier
+    "sklearn.preprocessing": ("StandardScaler", "Normalizer", "LabelBinarizer"),
+    _SCALER: ("CommonScaler",),
+    "sklearn.linear_model": ("LogisticRegression", "Ridge"),
+    "sklearn.neighbors": ("KNeighborsClassifier", "KNeighborsRegressor"),
+    # _ConstantPredictor is of a class that every training record has
+    "sklearn.multiclass": ("OneVsRestClassifier", "_ConstantPredictor"),
+    "sklearn.feature_extraction.text": ("TfidfVectorizer", "TfidfTransformer"),
 }
+KINDS = {name: module for module, names in _BY_MODULE.items() for name in names}
 """Classes that a file may hold, with the modules that have them."""
 
 _PLAIN = (type(None), bool, int, float, str)
