@@ -228,9 +228,7 @@ def read_run(path: Path) -> Run:
         unfinished = storage.incomplete(path)
         advice = "Make one with embedkit train or embedkit finetune."
         if is_dataset(path):
-            advice = (
-                f"It is a dataset, of which they make one: embedkit train {shlex.quote(str(path))}."
-            )
+            advice = f"It is a dataset: make one with embedkit train {shlex.quote(str(path))}."
         elif address_of(path):
             advice = "Runs are read from folders of this machine: copy it first."
         elif not path.exists():
