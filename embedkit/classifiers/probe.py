@@ -155,22 +155,7 @@ def probe(
     )
     method = Candidates.of(data, problem, names, settings, learning_curve=learning_curve)
     with new_run(out, overwrite=overwrite) as folder:
-        predictions, fits = cross_validate(method, problem, progress=progress)
-        # the predictions are those of the nested choice; what each view predicts stands beside them
-        views = {n: held_out_predictions(fits.final[n], problem).y_pred for n in names}
-        content = write_results(
-            folder,
-            ProbeRun,
-            problem,
-            replace(predictions, views=views),
-            decision=method.settings.threshold,
-            seed=seed,
-            level=level,
-            dataset=dataset_content(data, folder),
-            random_weights=_untrained(data, method, problem, progress) if control else {},
-            geometry=geometry_of(data, units, method),
-            **method.content(problem, fits),
-        )
+        content = method.write(folder, data, problem, untrained=bool(control), progress=progress)
     return RunResult(out, content, data.lost)
 
 
@@ -234,7 +219,7 @@ class _Probed(NamedTuple):
     name: str
     score: float  # of inner folds
     control: FoldFit | None = None  # of the control task
-    curve: Mapping[int, tuple[int, FoldFit]] = {}  # number of training records, and their fit
+    curve: Mapping[float, tuple[int, FoldFit]] = {}  # by fraction: training records, their fit
     weights: Sequence[float] = ()  # of a mixture
 
 
@@ -354,18 +339,17 @@ class Candidates(NamedTuple):
         control.fit(before.transform(inputs(train)), self.control.y[train])
         proba = predict_proba(control, before.transform(inputs(held_out)), self.control)
         random = fold._replace(proba=proba)
-        curve = dict[int, tuple[int, FoldFit]]()
+        curve = dict[float, tuple[int, FoldFit]]()
         # one of each class at least, and two values of a regression
         order = growing_order(train, target, seed=self.settings.seed)
         fewest = max(len(np.unique(target.y[train])) if target.classes else 0, 2)
-        # the last point is the fit on all training records, which is there
-        fractions = self.curve[:-1] if candidate.name in self.names else ()
-        # each set of training records lies within the next
-        for number, fraction in enumerate(fractions):
+        # each set of training records lies within the next; the last one is all of them, whose fit
+        # is there
+        for fraction in self.curve if candidate.name in self.names else ():
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
             with suppress(UsageError):  # of too few to choose anything by, there is no point
-                curve[number] = len(few), self.fit_once(problem, few, held_out)
-        curve[len(fractions)] = len(train), fold
+                fit = fold if fraction == 1 else self.fit_once(problem, few, held_out)
+                curve[fraction] = len(few), fit
         weights = getattr(fitted.pipeline[-1], "weights_", ())
         return fold._replace(
             model=_Probed(candidate.name, fitted.choice.score, random, curve, weights)
@@ -418,23 +402,45 @@ class Candidates(NamedTuple):
         X = CommonScaler().fit_transform(normalize(self.vectors(name)[train]))
         return float(np.linalg.norm(X.T @ errors))
 
-    def content(self, problem: Problem, fits: Fits) -> dict[str, Any]:
-        """Return what ``run.json`` says of the method, its candidates and their scores."""
-        about = {name: getattr(self.settings, name) for name in ("class_weight", "seed")}
-        return {
-            "estimator": self.settings.estimator,
-            "task": self.settings.task,
-            "settings": about | problem.target.settings,
-            "features": "vectors",
-            "views": tuple(self.names),
-            "scores": {"cross_validation": {self.metric: self.nested(problem, fits)}},
-            "metric": self.metric,
-            "view_scores": tuple(self.of_view(n, problem, fits) for n in self.names),
-            "combinations": tuple(self.of_view(c.name, problem, fits) for c in self.combinations),
-            "choices": tuple(fold.model.name for fold in fits.folds),
-            "over_last": self.over_last(problem, fits),
-            "cost": fits.cost,
-        }
+    def write(
+        self,
+        folder: Path,
+        data: VectorData,
+        problem: Problem,
+        *,
+        untrained: bool,
+        progress: ProgressCallback,
+    ) -> ProbeRun:
+        """Fit and score all candidates, and write the run; ``untrained``: random weights too."""
+        predictions, fits = cross_validate(self, problem, progress=progress)
+        # the predictions are those of the nested choice; what each view predicts stands beside them
+        views = {n: held_out_predictions(fits.final[n], problem).y_pred for n in self.names}
+        settings = self.settings
+        about = {"class_weight": settings.class_weight, "seed": settings.seed}
+        return write_results(
+            folder,
+            ProbeRun,
+            problem,
+            replace(predictions, views=views),
+            decision=settings.threshold,
+            seed=settings.seed,
+            level=data.level,
+            dataset=dataset_content(data, folder),
+            estimator=settings.estimator,
+            task=settings.task,
+            settings=about | problem.target.settings,
+            features="vectors",
+            views=tuple(self.names),
+            scores={"cross_validation": {self.metric: self.nested(problem, fits)}},
+            metric=self.metric,
+            view_scores=tuple(self.of_view(n, problem, fits) for n in self.names),
+            combinations=tuple(self.of_view(c.name, problem, fits) for c in self.combinations),
+            choices=tuple(fold.model.name for fold in fits.folds),
+            over_last=self.over_last(problem, fits),
+            random_weights=_untrained(data, self, problem, progress) if untrained else {},
+            geometry=geometry_of(data, problem.units, self),
+            cost=fits.cost,
+        )
 
     def score(self, problem: Problem, folds: Sequence[FoldFit]) -> Score:
         """The score of the fits of all folds with its interval."""
@@ -476,9 +482,8 @@ class Candidates(NamedTuple):
         folds, control = fits.final[name], problem._replace(target=self.control)
         score = self.score(problem, folds)
         random = self.score(control, [fold.model.control for fold in folds]).value
-        numbers = range(len(self.curve) if name in self.names else 0)
         curves = [fold.model.curve for fold in folds]
-        points = [[c[i] for c in curves] for i in numbers if all(i in c for c in curves)]
+        points = [[c[i] for c in curves] for i in self.curve if all(i in c for c in curves)]
         # of few records several fractions are the same ones
         by_size = {round(np.mean([n for n, _ in p])): [fit for _, fit in p] for p in points}
         curve = tuple((n, self.score(problem, fitted)) for n, fitted in by_size.items())
@@ -565,14 +570,13 @@ def control_task(
 
 def check_encodable(data: VectorData) -> None:
     """Raise a :class:`UsageError` if the records cannot be encoded again, without training."""
-    job, problem = data.manifest.job, ""
-    if not job.storage.text or job.input.text_pair is not None:
-        problem = "it encodes the stored texts again, and this dataset has none or has pairs"
-    elif job.folds is not None:
-        problem = f"the vectors are of the models of {data.manifest.names.model}, one for each fold"
-        problem += "; probe those of the checkpoint that they were trained from"
-    if problem:
-        raise UsageError(f"{problem}.", control="random-weights")
+    job = data.manifest.job
+    if not job.storage.text or job.input.text_pair is not None or job.folds is not None:
+        raise UsageError(
+            "it encodes the stored texts again by one model, and this dataset has none, or pairs, "
+            "or a model for each fold. Probe vectors of single texts by a checkpoint.",
+            control="random-weights",
+        )
 
 
 def _encoded(encode: DatasetEncoder, units: Units) -> dict[str, Float32]:

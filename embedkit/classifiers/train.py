@@ -50,7 +50,7 @@ from embedkit.runs.predictions import Subset
 from embedkit.runs.run import Cost, TrainRun
 from embedkit.runs.split import Split
 from embedkit.types import Int64, ProgressCallback, no_progress, steps
-from embedkit.units.target import SEPARATOR, Target
+from embedkit.units.target import SEPARATOR
 from embedkit.units.units import Labels, Units, beside_numbers, load_or_extract
 
 logger = logging.getLogger(__name__)
@@ -110,27 +110,40 @@ class Frozen(NamedTuple):
             ),
         )
 
-    def content(self, folder: Path, data: VectorData, target: Target, fits: Fits) -> dict[str, Any]:
-        """Return what the ``run.json`` of a folder says of the method, and of its choices."""
-        names = ("class_weight", "seed", "metric")
-        settings = {name: getattr(self.settings, name) for name in names}
-        each = (replace(fold.model.choice, fold=i) for i, fold in enumerate(fits.folds))
-        return {
-            "estimator": self.settings.estimator,
-            "features": self.settings.features,
-            "task": self.settings.task,
-            "columns": self.settings.columns,
-            "settings": settings | target.settings,
-            "level": data.level,
-            "views": tuple(data.views) if self.settings.features == "vectors" else (),
-            "dataset": dataset_content(data, folder),
-            "choices": (*each, fits.final.choice),
-            "threshold": fits.threshold,
-        }
+    def write(
+        self,
+        folder: Path,
+        data: VectorData,
+        problem: Problem,
+        *,
+        peak_before: int,
+        progress: ProgressCallback,
+    ) -> TrainRun:
+        """Fit all folds, and write the run with the model of all of them, which predicts new units.
 
-    def write(self, folder: Path, fits: Fits) -> None:
-        """Write the model of all folds, which predicts new units."""
+        ``peak_before`` is the highest memory before the call, which is not of this run.
+        """
+        predictions, fits = cross_validate(self, problem, progress=progress)
         save_model(folder, fits.final.pipeline)
+        settings = self.settings._asdict()
+        about = {name: settings[name] for name in ("class_weight", "seed", "metric")}
+        each = (replace(fold.model.choice, fold=i) for i, fold in enumerate(fits.folds))
+        return write_results(
+            folder,
+            TrainRun,
+            problem,
+            predictions,
+            decision=self.settings.threshold,
+            seed=self.settings.seed,
+            **{name: settings[name] for name in ("estimator", "features", "task", "columns")},
+            settings=about | problem.target.settings,
+            level=data.level,
+            views=tuple(data.views) if self.settings.features == "vectors" else (),
+            dataset=dataset_content(data, folder),
+            choices=(*each, fits.final.choice),
+            threshold=fits.threshold,
+            cost=replace(fits.cost, peak_memory_bytes=peak_memory_since(peak_before)),
+        )
 
 
 def fit_fold(
@@ -187,12 +200,9 @@ def side_by_side(
     with libraries.limit(limits=1), warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the inner score judges such a fit
         # filters are those of the process: one set by a thread ends when another thread's does
-        warnings.filterwarnings(
-            "ignore", "The (least populated|number of unique) class", UserWarning
-        )
-        warnings.filterwarnings("ignore", "One or more of the test scores", UserWarning)
-        # a class of sets that all records of a fold have, or none
-        warnings.filterwarnings("ignore", r"Label (not )?\d+ is present in all", UserWarning)
+        # few records of a class; a class of sets that all records of a fold have, or none
+        few = r"The (least populated|number of unique) class|Label (not )?\d+ is present in all"
+        warnings.filterwarnings("ignore", few, UserWarning)
         # threads, since the libraries release the lock while they compute, and vectors need no
         # copy; results come in the order of the tasks, whichever ends first
         parallel = Parallel(n_jobs=threads or -1, prefer="threads", return_as="generator")
@@ -207,14 +217,13 @@ def _problem(
     method: Frozen, data: VectorData, test: CorpusLike | None, *, label: Labels, **about: Any
 ) -> Problem:
     """What is to be learnt from a dataset, ``about`` as for :class:`Problem`, and the test set."""
-    settings = method.settings
-    units = _read_by(settings, Units.of_dataset(data, label=label), fitted=False)
-    problem = Problem.of(units, task=settings.task, **about)
+    units = _read_by(method.settings, Units.of_dataset(data, label=label), fitted=False)
+    problem = Problem.of(units, task=method.settings.task, **about)
     # before a test set is encoded
     method.check(problem)
     if test is None:
         return problem
-    return problem._replace(test=_test_set(test, data, problem, settings))
+    return problem._replace(test=_test_set(test, data, problem, method.settings))
 
 
 def _test_set(
@@ -354,7 +363,7 @@ def train(
         ('logreg', ('cls_6',))
     """
     # first: a peak before this call is not this run's
-    peak_before = peak_memory_bytes()
+    peak = peak_memory_bytes()
     # names, the folder and the threshold are checked before the corpus is encoded, which may take
     # hours
     names = (columns,) if isinstance(columns, str) else tuple(columns)
@@ -369,16 +378,5 @@ def train(
     about = {"separator": label_separator, "split": split, "folds": folds, "seed": seed}
     problem = _problem(method, data, test, label=label, **about)
     with new_run(out, overwrite=overwrite) as folder:
-        predictions, fits = cross_validate(method, problem, progress=progress)
-        method.write(folder, fits)
-        content = write_results(
-            folder,
-            TrainRun,
-            problem,
-            predictions,
-            decision=method.settings.threshold,
-            seed=seed,
-            cost=replace(fits.cost, peak_memory_bytes=peak_memory_since(peak_before)),
-            **method.content(folder, data, problem.target, fits),
-        )
+        content = method.write(folder, data, problem, peak_before=peak, progress=progress)
     return RunResult(out, content, data.lost)

@@ -491,7 +491,7 @@ def test_what_cannot_be_encoded_again_is_told_before_any_fit(
     extract_tiny(shared / "corpus.tsv", tmp_path / "bare", store_text=False)
     extract_tiny(shared / "corpus.tsv", tmp_path / "folds", model=str(shared / "run"))
     monkeypatch.setattr(probing, "cross_validate", None)
-    for name, message in (("bare", "the stored texts again"), ("folds", "one for each fold")):
+    for name, message in (("bare", "the stored texts again"), ("folds", "a model for each fold")):
         with pytest.raises(errors.UsageError, match=message):
             probing.probe(tmp_path / name, out=tmp_path / "probe", control="random-weights")
     assert not list(tmp_path.glob("probe*"))
