@@ -454,7 +454,7 @@ class Candidates(NamedTuple):
     def nested(self, problem: Problem, fits: Fits) -> ReportedScore:
         """The score of the views that inner folds choose, beside that of the majority."""
         p = held_out_predictions(fits.folds, problem)
-        majority = {"": self._metric(p.majority(), baseline=True)}
+        majority = {"": self._metric(p.majority(problem.prior), baseline=True)}
         return beside(majority, {"": self._metric(p)}, p.group, seed=self.settings.seed)[""]
 
     def over_last(self, problem: Problem, fits: Fits) -> Score | None:

@@ -94,7 +94,6 @@ def read_runs(
             raise UsageError(f"{path} is a {content.kind} run, which cannot be compared.")
         views = content.views if isinstance(content, ProbeRun) else ()
         predictions = read_predictions(path, content.classes, views)
-        predictions = replace(predictions, prior=content.prior)
         runs.append(LoadedRun(named[path], path, content, predictions))
         step()
     # a stable sort: the first run stands for the records, and one with a model knows the test set

@@ -426,7 +426,7 @@ def _predictions(
     blended = {b.name: b.predictions for b in blends.values() if b.cross_fitted}
     if {*blended, MAJORITY} & set(by_run):
         raise UsageError(f"a run is called {MAJORITY!r}, or as a blend is. Rename its folder.")
-    return {**by_run, **blended, MAJORITY: records.majority()}, blends
+    return {**by_run, **blended, MAJORITY: records.majority(runs[0].content.prior)}, blends
 
 
 def scores_and_differences(

@@ -138,4 +138,4 @@ def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> Predicti
             inner = problem.subset(fitted.inner).predictions(fitted.inner_proba, **about)
             subset = replace(subset, inner=inner)
         subsets.append(subset)
-    return replace(Predictions.joined(subsets), prior=problem.prior)
+    return Predictions.joined(subsets)

@@ -202,7 +202,8 @@ def write_results(
     write_split(problem.split, folder / "split.parquet")
     if "scores" not in content:
         beta = decision.beta if decision else None
-        content["scores"] = reported_scores(predictions, seed=seed, beta=beta)
+        prior = problem.prior
+        content["scores"] = reported_scores(predictions, seed=seed, beta=beta, prior=prior)
         content["per_class"] = class_scores(predictions)
     test = problem.test
     run = kind(

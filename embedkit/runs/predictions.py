@@ -59,7 +59,6 @@ class Predictions:
     classes: tuple[str, ...]  # by class number; empty for a regression
     word: Int64  # number in the record; -1 where records are predicted
     inner: Predictions | None = None
-    prior: tuple[float, ...] = ()  # see Problem.prior
     views: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # of a probe, like y_pred
 
     @classmethod
@@ -73,7 +72,6 @@ class Predictions:
             **arrays,
             ids=tuple(identifier for subset in subsets for identifier in subset.ids),
             classes=subsets[0].classes,
-            prior=subsets[0].prior,
             inner=cls.joined(inner) if inner else None,
         )._ordered()
 
@@ -88,7 +86,6 @@ class Predictions:
             **{name: getattr(self, name)[index] for name in _ARRAYS},
             ids=tuple(map(self.ids.__getitem__, index.tolist())),
             classes=self.classes,
-            prior=self.prior,
             views={name: values[index] for name, values in self.views.items()},
         )
 
@@ -139,18 +136,18 @@ class Predictions:
         y_pred = decide(proba, sets=self.of_sets) if y_pred is None else y_pred
         return replace(self, proba=proba, y_pred=y_pred, inner=None, views={})
 
-    def majority(self) -> Predictions:
+    def majority(self, prior: Sequence[float] = ()) -> Predictions:
         """Return the baseline: class frequencies (or the mean) of the records of all folds.
 
         It is one constant, also where folds differ, as those of groups do: the frequencies of each
         fold's training records are high where the fold has few, so that whatever knows nothing is
-        better than they are. Of a single fold the run tells the :attr:`prior` of the training
-        records. Of sets of classes it is the set with the best micro-F1.
+        better than they are. Of a single fold it is the ``prior`` of the training records, which
+        the run tells. Of sets of classes it is the set with the best micro-F1.
         """
-        prior = np.array(self.prior or class_prior(self.y[self.out_of_fold], self.classes))
+        constant = np.array(prior or class_prior(self.y[self.out_of_fold], self.classes))
         proba = np.empty(self.proba.shape)
-        proba[:] = prior if self.classes else prior[0]
-        sets = np.tile(best_set(prior), (len(proba), 1)) if self.of_sets else None
+        proba[:] = constant if self.classes else constant[0]
+        sets = np.tile(best_set(constant), (len(proba), 1)) if self.of_sets else None
         return self.with_proba(proba, sets)
 
 

@@ -83,14 +83,15 @@ def headline_metric(runs: Sequence[PredictionRun], support: Sequence[int] | Int6
 
 
 def reported_scores(
-    predictions: Predictions, *, seed: int, beta: float | None = None
+    predictions: Predictions, *, seed: int, beta: float | None = None, prior: Sequence[float] = ()
 ) -> dict[str, dict[str, ReportedScore]]:
     """Return scores by subset (``cross_validation``, ``test``) and metric, beside the baseline's.
 
-    The seed is that of the blocks that many units are put together in.
+    The seed is that of the blocks that many units are put together in, ``prior`` as for
+    :meth:`~embedkit.runs.predictions.Predictions.majority`.
     """
     # before records are left out: its frequencies are of all training records
-    baseline = predictions.majority()
+    baseline = predictions.majority(prior)
     reported = {}
     for name, index in _scored_subsets(predictions).items():
         subset = predictions.take(index)

@@ -233,6 +233,6 @@ def test_a_correlation_of_one_fold_is_better_than_a_constant(name: str) -> None:
     y = np.arange(30.0)
     values = y + np.random.default_rng(0).normal(size=30)
     p = predictions_of(Target(y, ()), values, np.zeros(30, int))
-    score = reported_scores(replace(p, prior=(14.5,)), seed=0)["cross_validation"][name]
+    score = reported_scores(p, seed=0, prior=(14.5,))["cross_validation"][name]
     assert score.majority == 0
     assert (score.p or 1) < 0.001
