@@ -94,7 +94,7 @@ class Frozen(NamedTuple):
         # the threshold of the model of all folds is chosen on out-of-fold predictions, which no
         # fold's own score uses: those have a threshold of their own inner folds
         if settings.threshold is not None:
-            y = target.y[split.held_out]
+            y = np.concatenate([target.y[held_out] for _, held_out in subsets])
             cut = settings.threshold.choose(y, np.concatenate([fold.proba for fold in folds])[:, 1])
         if test is not None:
             proba = predict_proba(final.pipeline, test.units.inputs(test.everything), target)

@@ -194,11 +194,6 @@ class Split(Shown):
         if len(self.test):
             raise UsageError("the split has a test set already. Leave it out.", test=test)
 
-    @property
-    def held_out(self) -> Int64:
-        """Indices of the held-out units, fold after fold."""
-        return np.concatenate([held_out for _, held_out in self.subsets()])
-
     def subsets(self) -> list[tuple[Int64, Int64]]:
         """Return train and test indices of every fold."""
         fitted = ~np.isin(self.folds, (TEST, UNUSED))
