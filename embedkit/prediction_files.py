@@ -267,7 +267,8 @@ def read_prediction_files(
         # probabilities of sets of classes have no sum
         problem, tolerance = "", np.inf if sets else len(numbers) * _ROUNDING
         if classes:
-            problem = invalid_proba(np.array(row), matrix, tolerance=tolerance)
+            rows = np.array([row for row, _ in records])
+            problem = invalid_proba(rows, matrix, tolerance=tolerance)
         elif not np.isfinite(matrix).all():
             problem = "a value is no number"
         if problem:
