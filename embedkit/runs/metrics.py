@@ -418,10 +418,8 @@ class Entities:
     @staticmethod
     def known_by(classes: Sequence[str]) -> bool:
         """Return whether the classes are tags of entities."""
-        tags = [name[:2] in ("B-", "I-") for name in classes]
-        return any(tags) and all(
-            tag or name == "O" for tag, name in zip(tags, classes, strict=True)
-        )
+        tags = {name for name in classes if name[:2] in ("B-", "I-")}
+        return bool(tags) and {*classes} <= tags | {"O"}
 
     def _spans(self, tags: Int64) -> tuple[Bool, Int64]:
         """First words of entities as a mask, and the last word of the entity of each word."""
