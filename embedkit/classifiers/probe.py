@@ -348,16 +348,12 @@ class Candidates(NamedTuple):
         for fraction in self.curve if candidate.name in self.names else ():
             few = np.sort(order[: max(fewest, round(fraction * len(train)))])
             with suppress(UsageError):  # of too few to choose anything by, there is no point
-                fit = fold if fraction == 1 else self.fit_once(problem, few, held_out)
-                curve[fraction] = len(few), fit
+                fit = fold if fraction == 1 else fit_fold(problem, few, held_out, settings)
+                curve[fraction] = len(few), _without_model(fit)
         weights = getattr(fitted.pipeline[-1], "weights_", ())
         return fold._replace(
             model=_Probed(candidate.name, fitted.choice.score, random, curve, weights)
         )
-
-    def fit_once(self, problem: Problem, train: Int64, held_out: Int64) -> FoldFit:
-        """A fit on the inputs of ``train``; its model is not kept."""
-        return _without_model(fit_fold(problem, train, held_out, self.settings))
 
     def _grown(self, problem: Problem, train: Int64, held_out: Int64, first: str) -> FoldFit:
         """A single view, and others beside it as long as the inner score rises."""
@@ -531,8 +527,8 @@ def _untrained(
         for name, X in _encoded(encode, units).items():
             # the same units, folds and tuning: the weights of the encoder alone differ
             problem = problem._replace(units=replace(units, inputs=X.__getitem__))
-            fits = [partial(method.fit_once, problem, *s) for s in problem.split.subsets()]
-            fitted = side_by_side(fits, threads=settings.threads)
+            fits = [partial(fit_fold, problem, *s, settings) for s in problem.split.subsets()]
+            fitted = [*map(_without_model, side_by_side(fits, threads=settings.threads))]
             scores[name] = (*scores.get(name, ()), method.score(problem, fitted).value)
             step()
     return scores
