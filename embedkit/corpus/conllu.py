@@ -26,6 +26,7 @@ from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
     BadRecordError,
     Cell,
+    Content,
     Line,
     Reject,
     Row,
@@ -77,23 +78,19 @@ class ConlluTable(TextTable):
         """Yield the chosen columns of every sentence."""
         self._doc: str | None = None  # that the sentences are of
         for lines in self._sentences():
-            # the limit is one of records, of which each line may be short
-            if sum(line.length + LINE_BYTES for line in lines) > MAX_RECORD_BYTES:
-                yield Reject.too_long(lines)
-                continue
-            try:
-                decoded = [(line.number, line.data.decode(self._encoding)) for line in lines]
-                cells, spans = self._cells(decoded)
-            except UnicodeDecodeError as error:
-                yield Reject.of(lines, "invalid_encoding", f"{self._encoding}: {error.reason}")
-            except BadRecordError as error:
-                yield Reject.of(lines, error.reason, error.detail)
+            row = self._row_of(lines, self._content, lines, names)
+            if isinstance(row, Row) and not row.spans:
+                # a boundary of documents is no sentence, and no reject either
+                self.blank += len(lines)
             else:
-                if cells:
-                    yield Row.of(lines, tuple(cells[name] for name in names), spans)
-                else:
-                    # a boundary of documents is no sentence, and no reject either
-                    self.blank += len(lines)
+                yield row
+
+    def _content(self, lines: Sequence[Line], names: Sequence[str]) -> Content:
+        # the limit is one of records, of which each line may be short
+        if sum(line.length + LINE_BYTES for line in lines) > MAX_RECORD_BYTES:
+            raise BadRecordError.too_long(lines)
+        cells, spans = self._cells([(n.number, n.data.decode(self._encoding)) for n in lines])
+        return tuple(cells.get(name) for name in names), spans
 
     def _cells(self, lines: _Numbered) -> tuple[dict[str, Cell], tuple[Span, ...]]:
         """Return all columns of a sentence and the spans of its words; no columns if it is none."""

@@ -17,6 +17,7 @@ from embedkit.corpus.sources import (
     MAX_RECORD_BYTES,
     RIGHT_ENCODING,
     BadRecordError,
+    Content,
     Line,
     Reject,
     Row,
@@ -42,10 +43,8 @@ _SEPARATOR_LINE = re.compile(rb'(?i)"?sep= ?(.)"?,*')
 """What Excel writes above a table to name the separator."""
 
 
-_Parsed = tuple[Sequence[Line], Sequence[str]]  # physical lines, and the cells in them, if any
-
-
-_Records = Iterator[_Parsed | Reject]
+_Records = Iterator[tuple[Sequence[Line], Sequence[str] | BadRecordError]]
+"""Physical lines, and the cells in them, of which a blank line has none, or what is wrong there."""
 
 
 class DelimitedTable(TextTable):
@@ -54,11 +53,9 @@ class DelimitedTable(TextTable):
     def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         indexes = [self.columns.index(name) for name in names]
-        for parsed in self._records():
-            if isinstance(parsed, Reject):
-                yield parsed
-            elif parsed[1]:
-                yield self._row(parsed, indexes)
+        for lines, cells in self._records():
+            if cells:
+                yield self._row_of(lines, self._content, cells, indexes)
             else:
                 self.blank += 1 + self._lines.skip_blank()
 
@@ -67,42 +64,41 @@ class DelimitedTable(TextTable):
             return _csv_records(self._lines, self._dialect.delimiter)
         return _plain_records(self._lines, self._dialect.delimiter)
 
-    def _row(self, parsed: _Parsed, indexes: list[int]) -> Row | Reject:
-        (lines, cells), width = parsed, len(self.columns)
+    def _content(self, cells: Sequence[str] | BadRecordError, indexes: list[int]) -> Content:
+        if isinstance(cells, BadRecordError):
+            raise cells
         # never padded or cut: one mark too many would shift labels into texts
-        if len(cells) != width:
+        if len(cells) != (width := len(self.columns)):
             reason = "too_few_cells" if len(cells) < width else "too_many_cells"
-            return Reject.of(lines, reason, f"expected {width} cells, got {len(cells)}")
+            raise BadRecordError(reason, f"expected {width} cells, got {len(cells)}")
         try:
-            chosen = tuple(_decoded(cells[i], self._encoding) for i in indexes)
+            return tuple(_decoded(cells[i], self._encoding) for i in indexes), None
         # a cell is encoded again to find its bad byte, which a
         # codec that is not symmetrical refuses
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
             if codecs.lookup(self._encoding).name == "shift_jis":
                 detail += "; see encoding='cp932', which has more characters"
-            return Reject.of(lines, "invalid_encoding", detail)
-        return Row.of(lines, chosen)
+            raise BadRecordError("invalid_encoding", detail) from error
 
     def _read_columns(self) -> list[str]:
         # a line such as sep=; is consumed if it says what the dialect has; else it is a record
         line = next(self._lines, None)
         if line is not None and separator_named_by(line.data) != self._dialect.delimiter:
             self._lines.back([line])
-        for parsed in self._records():
-            if isinstance(parsed, Reject):
-                raise CorpusError(f"{self.path}: the first line cannot be read: {parsed.detail}.")
-            lines, cells = parsed
+        for lines, cells in self._records():
+            if isinstance(cells, BadRecordError):
+                raise CorpusError(f"{self.path}: the first line cannot be read: {cells.detail}.")
+            if cells and not self._dialect.header:
+                # it was read for its width only, and is given back to be read as a record
+                self._lines.back(lines)
+                return self._names(len(cells))
             # blank lines above the header are skipped as those below it, and rows of empty cells
-            if any(cells) or (cells and not self._dialect.header):
+            if any(cells):
                 break
             self.blank += 1 + self._lines.skip_blank()
         else:
             return self._names(0)
-        if not self._dialect.header:
-            # the first record was read for its width only; it is given back to be read as a record
-            self._lines.back(lines)
-            return self._names(len(cells))
         try:
             names = [_decoded(cell, self._encoding) for cell in cells]
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
@@ -138,7 +134,7 @@ def _plain_records(lines: Source, mark: str = "") -> _Records:
     """Lines divided at a mark, or whole ones without it."""
     for line in lines:
         if line.too_long:
-            yield Reject.too_long([line])
+            yield [line], BadRecordError.too_long([line])
         elif not line.data:
             yield [line], []
         else:
@@ -147,7 +143,8 @@ def _plain_records(lines: Source, mark: str = "") -> _Records:
                 # character of Shift JIS
                 text = line.data.decode(lines.encoding, "surrogateescape")
             except UnicodeDecodeError as error:
-                yield Reject.of([line], "invalid_encoding", f"{error.encoding}: {error.reason}")
+                detail = f"{error.encoding}: {error.reason}"
+                yield [line], BadRecordError("invalid_encoding", detail)
             else:
                 yield [line], text.split(mark) if mark else [text]
 
@@ -172,17 +169,13 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
         except StopIteration:
             return
         except BadRecordError as error:
-            problem = error.reason, error.detail
+            problem = error
         except csv.Error as error:
-            problem = "bad_quoting", str(error)
+            problem = BadRecordError("bad_quoting", str(error))
         except UnicodeDecodeError as error:
-            problem = "invalid_encoding", f"{error.encoding}: {error.reason}"
+            problem = BadRecordError("invalid_encoding", f"{error.encoding}: {error.reason}")
         else:
-            # it was fed as an empty line, since its text was dropped
-            if record[0].too_long:
-                yield Reject.too_long(record[:1])
-            else:
-                yield record, [cell.replace(_LONE_CR, "\r") for cell in cells]
+            yield record, [cell.replace(_LONE_CR, "\r") for cell in cells]
             continue
         # all lines but the first are records of their own until shown otherwise. Where each of them
         # opens a quote that is never closed, each would read the rest of the file; a stray quote
@@ -192,7 +185,7 @@ def _csv_records(lines: Source, delimiter: str) -> _Records:
         if again > _MOST_AGAIN + record[0].offset + LINE_BYTES * record[0].number:
             remedy = Option("quoting", "none", before=" Pass ", after=".")
             raise CorpusError(f"{lines.path}: many quotes are opened and never closed.{remedy}")
-        yield Reject.of(record[:1], *problem)
+        yield record[:1], problem
 
 
 def _fed(lines: Source, record: list[Line]) -> Iterator[str]:
@@ -203,8 +196,7 @@ def _fed(lines: Source, record: list[Line]) -> Iterator[str]:
         if total > MAX_RECORD_BYTES:
             # one line over the limit: there is no runaway quote, only a long line
             if len(record) == 1:
-                yield ""
-                return
+                raise BadRecordError.too_long(record)
             # this is where a text with a single " at its beginning ends up; the advice is stored
             # with the rejects, as text
             detail = f"over {MAX_RECORD_BYTES} bytes; a quote may stand alone: see quoting='none'"

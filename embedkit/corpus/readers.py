@@ -21,6 +21,7 @@ from embedkit.corpus.delimited import DelimitedTable, LinesTable
 from embedkit.corpus.sources import (
     PACKED_SUFFIXES,
     BadRecordError,
+    Content,
     Dialect,
     Line,
     Reject,
@@ -62,20 +63,20 @@ class JsonTable(TextTable):
     def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
         """As in :class:`~embedkit.corpus.sources.Table`."""
         for line in self._items:
-            if line.too_long:
-                yield Reject.too_long([line])
-            elif not line.data.strip() and not self._is_array:  # there it is a missing element
+            # in an array it is a missing element
+            if not (line.data.strip() or line.too_long or self._is_array):
                 self.blank += 1 + self._lines.skip_blank()
             else:
-                try:
-                    record = self._parse(line)
-                    cells = tuple([text_of(_value(record, name)) for name in names])
-                except BadRecordError as error:
-                    yield Reject.of([line], error.reason, error.detail)
-                except RecursionError:
-                    yield Reject.of([line], "bad_json", "nested too deeply")
-                else:
-                    yield Row.of([line], cells)
+                yield self._row_of([line], self._content, line, names)
+
+    def _content(self, line: Line, names: Sequence[str]) -> Content:
+        if line.too_long:
+            raise BadRecordError.too_long([line])
+        try:
+            record = self._parse(line)
+            return tuple([text_of(_value(record, name)) for name in names]), None
+        except RecursionError as error:
+            raise BadRecordError("bad_json", "nested too deeply") from error
 
     def _parse(self, line: Line) -> dict[str, Any]:
         try:
@@ -89,8 +90,6 @@ class JsonTable(TextTable):
                 # json keeps the last of equal keys silently; which one was meant nobody knows
                 object_pairs_hook=_unique_keys,
             )
-        except UnicodeDecodeError as error:
-            raise BadRecordError("invalid_encoding", f"{self._encoding}: {error.reason}") from error
         except json.JSONDecodeError as error:
             raise BadRecordError("bad_json", f"{error.msg} at column {error.colno}") from error
         if not isinstance(record, dict):
@@ -129,8 +128,8 @@ class JsonTable(TextTable):
                     # a null tells no type; a later value does
                     if self._kinds.get(name) is None:
                         self._kinds[name] = value
-            except (RecursionError, BadRecordError) as error:
-                undecodable += getattr(error, "reason", "") == "invalid_encoding"
+            except (RecursionError, BadRecordError, UnicodeDecodeError) as error:
+                undecodable += isinstance(error, UnicodeDecodeError)
                 problem = problem or f"line {line.number}: {error}"
         check_encoding(self.path, self._encoding, undecodable, len(filled))
         # a lone { opens an object over several lines: a document, not records

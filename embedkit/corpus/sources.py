@@ -396,6 +396,9 @@ Cell = str | None
 Span = tuple[int, int]
 """First character of a word in its text, and the one after its last."""
 
+Content = tuple[tuple[Cell, ...], tuple[Span, ...] | None]
+"""The chosen cells of a record, and the spans of its words if they are marked."""
+
 
 class Row(NamedTuple):
     """A readable record: its chosen cells, its position, and spans of words if they are marked."""
@@ -405,14 +408,6 @@ class Row(NamedTuple):
     length: int
     cells: tuple[Cell, ...]
     spans: tuple[Span, ...] | None = None
-
-    @classmethod
-    def of(
-        cls, lines: Sequence[Line], cells: tuple[Cell, ...], spans: tuple[Span, ...] | None = None
-    ) -> Self:
-        """The record of these physical lines."""
-        first, length = lines[0], sum(line.length for line in lines)
-        return cls(first.number, first.offset, length, cells, spans)
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,13 +432,6 @@ class Reject:
         """The reject for a record of these physical lines."""
         first, length = lines[0], sum(line.length for line in lines)
         return Reject(first.number, first.offset, length, reason, detail, first.data[:_EXCERPT])
-
-    @classmethod
-    def too_long(cls, lines: Sequence[Line]) -> Reject:
-        """The reject for a record over the limit."""
-        length = sum(line.length for line in lines)
-        detail = f"{length} bytes, at most {MAX_RECORD_BYTES} are read"
-        return cls.of(lines, "record_too_long", detail)
 
     def to_json(self) -> str:
         """One line for ``rejects.jsonl``; the excerpt is base64, since it may not be text."""
@@ -476,6 +464,12 @@ class BadRecordError(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason, self.detail = reason, detail
+
+    @classmethod
+    def too_long(cls, lines: Sequence[Line]) -> Self:
+        """The error of a record over the limit."""
+        length = sum(line.length for line in lines)
+        return cls("record_too_long", f"{length} bytes, at most {MAX_RECORD_BYTES} are read")
 
 
 class Table(ABC):
@@ -533,6 +527,19 @@ class TextTable(Table):
     @abstractmethod
     def _read_columns(self) -> list[str]:
         """Read the names of the columns from the first lines."""
+
+    def _row_of(
+        self, lines: Sequence[Line], read: Callable[..., Content], *arguments: Any
+    ) -> Row | Reject:
+        """The record of these lines, if ``read`` can make cells and spans of it; else a reject."""
+        try:
+            cells, spans = read(*arguments)
+        except BadRecordError as error:
+            return Reject.of(lines, error.reason, error.detail)
+        except UnicodeDecodeError as error:
+            return Reject.of(lines, "invalid_encoding", f"{self._encoding}: {error.reason}")
+        first, length = lines[0], sum(line.length for line in lines)
+        return Row(first.number, first.offset, length, cells, spans)
 
     @property
     def fraction(self) -> float:
