@@ -66,10 +66,9 @@ class Target:
         each = [parts_of(label, separator) for label in present] if sets else [present]
         # sorted, so that classes have the same numbers in whatever order the records come
         names = np.unique(np.array(list(chain.from_iterable(each)), np.str_))
-        if not len(names):
-            raise UsageError(f"{name} has no labelled records.")
-        if len(names) == 1:
-            raise UsageError(f"{name}: there is no label but {str(names[0])!r}.")
+        if len(names) < 2:
+            labels_text = ", ".join(map(repr, names.tolist())) or "none"
+            raise UsageError(f"{name}: expected two labels or more, got {labels_text}.")
         if sets and (twofold := [part for part in names.tolist() if separator in part]):
             problem = f"the class {twofold[0]!r} holds what stands between classes"
             raise UsageError(f"{name}: {problem}.", label_separator=separator)
@@ -154,7 +153,7 @@ class Target:
     def _filled(self, labels: Sequence[str | None], rows: Int64, name: str) -> Self:
         """The target of other labels, by the same classes."""
         if not self.classes:
-            return replace(self, y=_values(labels, rows, name))
+            return replace(self, y=numbers_of(labels, rows, name))
         if self.separator is None:
             numbers = {label: i for i, label in enumerate(self.classes)}
             y = [numbers[str(label)] if has_label(label) else -1 for label in labels]
@@ -230,14 +229,15 @@ def set_numbers(sets: Sequence[Sequence[str] | None], classes: Sequence[str]) ->
 _LARGEST, _LARGEST_OFFSET = 1e30, 1e6
 
 
-def _values(labels: Sequence[str | None], rows: Int64, name: str) -> Float64:
-    # a missing label is None, whose text is no number: it becomes NaN, and is not wrong
-    values = np.array([float_of(str(label)) for label in labels])
+def numbers_of(texts: Sequence[str | None], rows: Int64, name: str, **parameter: str) -> Float64:
+    """Return the numbers that texts tell, NaN where one is missing; else a :class:`UsageError`."""
+    values = np.array([float_of(text) for text in texts])
     # NaN is not small either; squares of larger numbers overflow
-    wrong = ~(np.abs(values) < _LARGEST) & [has_label(label) for label in labels]
+    wrong = ~(np.abs(values) < _LARGEST) & [has_label(text) for text in texts]
     if wrong.any():
         i = int(np.argmax(wrong))
-        raise UsageError(f"{name}: {labels[i]!r} of row {rows[i]} is not a number below 1e30.")
+        problem = f"{name}: {texts[i]!r} of row {rows[i]} is not a number below 1e30"
+        raise UsageError(f"{problem}. Write it as one, or leave it empty.", **parameter)
     return values
 
 

@@ -46,7 +46,7 @@ from embedkit.corpus.plan import (
     planned_corpus,
 )
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.corpus.values import is_missing, set_text, text_of
+from embedkit.corpus.values import set_text, text_of
 from embedkit.dataset.fold_models import keys_of_texts
 from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
 from embedkit.dataset.format import dataset_folder, whole_text
@@ -55,8 +55,8 @@ from embedkit.display import count_text, reasons_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, MismatchError, Option, OutputExistsError, UsageError
-from embedkit.types import Bool, Float64, Int64, ProgressCallback, no_progress
-from embedkit.units.target import SEPARATOR, Target, check_offset
+from embedkit.types import Bool, Int64, ProgressCallback, no_progress
+from embedkit.units.target import SEPARATOR, Target, check_offset, numbers_of
 
 if TYPE_CHECKING:
     from embedkit.dataset.encoders import DatasetEncoder
@@ -73,7 +73,7 @@ _COLUMNS = ("text", "text_pair", "spans", "id", "label", "word_label")
 # choice of its own, and another dialect if it needs one
 _CHOICE = ("min_chars", "limit", "sample", "seed")
 _MOST_WORDS = 1 << 20  # of a record; it has at most a million characters
-_TRUTHS = {"True": 1.0, "true": 1.0, "False": 0.0, "false": 0.0}
+_TRUTHS = {"True": "1", "true": "1", "False": "0", "false": "0"}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -489,10 +489,9 @@ def _columns_of(columns: Any) -> dict[str, list[Any]]:
     if names is None:
         kind = type(columns).__name__
         raise UsageError("expected values by name, in a dict or a data frame.", columns=kind)
-    values = {str(name): columns[name] for name in names}
     # of one text a value may stand alone
-    alone = {name: isinstance(v, str) or not hasattr(v, "__len__") for name, v in values.items()}
-    return {name: [v] if alone[name] else list(v) for name, v in values.items()}
+    alone = {n: isinstance(columns[n], str) or not hasattr(columns[n], "__len__") for n in names}
+    return {str(n): [columns[n]] if alone[n] else list(columns[n]) for n in names}
 
 
 def beside_numbers(units: Units, columns: Sequence[str], *, fitted: bool = True) -> Units:
@@ -504,21 +503,7 @@ def beside_numbers(units: Units, columns: Sequence[str], *, fitted: bool = True)
     """
     if not columns:
         return units
-    vectors, exact = units.inputs, numbers_of(units, columns)
-    for values, name in zip([] if fitted else exact.T, columns, strict=False):
-        check_offset(values, f"{units.name}: its numbers", columns=name)
-    numbers = exact.astype(np.float32)
-    return replace(units, inputs=lambda index: np.hstack([vectors(index), numbers[index]]))
-
-
-def numbers_of(units: Units, columns: Sequence[str]) -> Float64:
-    """Return columns of the units as ``(n, columns)`` float64, NaN where a value is missing.
-
-    A dataset stores every further column as text, and so does a record of a corpus: numbers are
-    read here. What is missing stays NaN: a step of the pipeline replaces it by the median of the
-    training records, which alone may be known.
-    """
-    numbers = np.empty((len(units), len(columns)))
+    vectors, numbers = units.inputs, np.empty((len(units), len(columns)), np.float32)
     for place, name in enumerate(columns):
         try:
             values = units.column(name)
@@ -526,15 +511,15 @@ def numbers_of(units: Units, columns: Sequence[str]) -> Float64:
             raise lacks_column(units.name, name) from None
         if len(values) != len(units):
             raise UsageError(f"{len(values):,} values for {len(units):,} texts.", columns=name)
-        for i, value in enumerate(values):
-            if (number := _number(value)) is None:
-                raise UsageError(
-                    f"{units.name}, row {units.row[i]}, holds {value!r}, which is no number. Leave "
-                    "the column out, or write its values as numbers.",
-                    columns=name,
-                )
-            numbers[i, place] = number
-    return numbers
+        # a dataset stores every further column as text, and so does a record of a corpus
+        texts = [_TRUTHS.get(str(text), text) for text in map(text_of, values)]
+        # what is missing stays NaN: a step of the pipeline replaces it by the median of the
+        # training records, which alone may be known
+        exact = numbers_of(texts, units.row, units.name, columns=name)
+        if not fitted:
+            check_offset(exact, f"{units.name}: its numbers", columns=name)
+        numbers[:, place] = exact
+    return replace(units, inputs=lambda index: np.hstack([vectors(index), numbers[index]]))
 
 
 def lacks_column(name: str, column: str) -> UsageError:
@@ -543,20 +528,6 @@ def lacks_column(name: str, column: str) -> UsageError:
         f"{name} has no column {column!r}, a number that the run reads beside the text. Predict a "
         "corpus or a dataset that has it; in Python, give Predictor.predict() the columns."
     )
-
-
-def _number(value: Any) -> float | None:
-    """The number that a value is or tells, NaN for a missing one; ``None`` for another value."""
-    if is_missing(value) or value == "":
-        return float("nan")
-    try:
-        number = _TRUTHS[value] if value in _TRUTHS else float(value)
-        if "_" in str(value):  # Python's own writing of large numbers
-            return None
-    except (TypeError, ValueError):
-        return None
-    # beyond float32 it would be infinite, which no estimator takes; `nan` as a text is a word
-    return number if abs(number) < float(np.finfo(np.float32).max) else None
 
 
 def _some(values: Any, index: Int64) -> Any:

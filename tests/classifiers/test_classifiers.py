@@ -483,9 +483,9 @@ def test_what_is_missing_or_no_number_is_named(trained: Path, frame: pd.DataFram
         assert (done.returncode, "no column 'price'" in done.stderr) == (2, True)
     age: dict[str, Any] = {"columns": "age"}
     for given, message in (
-        (age | {"columns": "carrier"}, "'b', which is no number"),
+        (age | {"columns": "carrier"}, "'b' of row 0 is not a number"),
         (age | {"columns": "nope"}, "no column 'nope'"),
-        (age | {"columns": "written"}, "'1_000', which is no number"),
+        (age | {"columns": "written"}, "'1_000' of row 0 is not a number"),
         (age | {"columns": "date"}, r"around 2\.02401e\+07 and differ by 0\.5 only"),
         (age | {"columns": ["age", "label"]}, "columns='age,label': one of them is the label"),
         (age | {"columns": ["age", "age"]}, "columns='age,age': name each once"),

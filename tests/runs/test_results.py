@@ -427,7 +427,7 @@ def test_a_prediction_that_fails_leaves_no_file(tmp_path: Path) -> None:
 
 def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
     stored = {
-        "missing": ([""] * N, "no labelled records"),
+        "missing": ([""] * N, "expected two labels or more, got none"),
         "values": ([f"{i % 50 / 10}" for i in range(N)], "task='regression'"),
         "lists": (['["b"]', "b"] * (N // 2), "is a list of classes. Pass task='multilabel'"),
         "objects": (['{"b": 1}', "b"] * (N // 2), "Name the field with the class"),
