@@ -100,18 +100,10 @@ class InputFile(SourceFile):
             near = near_path(path) if path.parent.is_dir() else gone
             raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):
-            # what cannot be read is passed over
-            names = (Path(root, file) for root, _, files in os.walk(path) for file in files)
-            # of what Dataset.save_to_disk writes the data, and not what is said of them
-            example = min(
-                (name for name in islice(names, 1_000) if name.suffix),
-                key=lambda name: name.suffix not in (".arrow", ".parquet"),
-                default=path / "corpus.tsv",
-            )
-            kind, advice = "a folder", f"give its files, such as {example}"
+            advice = "give its files, those of a saved Dataset end in .arrow"
             if (path / "SHA256SUMS").is_file():
-                kind, advice = "a folder of embedkit", "other commands take it as it is"
-            raise CorpusError(f"{path} is {kind}; {advice}.")
+                advice = "it is of embedkit, and other commands take it as it is"
+            raise CorpusError(f"{path} is a folder; {advice}.")
         if not stat.S_ISREG(status.st_mode):
             problem = "is a pipe or a device, which cannot be read twice"
             raise CorpusError(f"{path} {problem}. Give a file, or '-' for standard input.")
@@ -212,14 +204,9 @@ def _spool(corpus: Any, folder: Path) -> Path:
         or not (isinstance(corpus, Iterable) or hasattr(corpus, "__arrow_c_stream__"))
         or getattr(corpus, "ndim", 1) == 0
     ):
-        advice = ""
-        if isinstance(corpus, Mapping):
-            # a DatasetDict has tables for values, any other mapping columns
-            tables = any(hasattr(value, "features") for value in corpus.values())
-            advice = " Pass one of its values." if tables else " Pass pandas.DataFrame(corpus)."
-        elif hasattr(corpus, "collect"):  # a LazyFrame of Polars
-            advice = " Pass corpus.collect()."
-        raise UsageError(f"the corpus is a {kind}; expected {_EXPECTED}.{advice}")
+        # of a DatasetDict, columns in a dict, a LazyFrame of Polars
+        advice = "Pass one of its values, pandas.DataFrame(corpus) or corpus.collect()."
+        raise UsageError(f"the corpus is a {kind}; expected {_EXPECTED}. {advice}")
     try:
         table = _as_batches(corpus)
         if table is not None:
@@ -269,16 +256,12 @@ def _json_line(record: Any, number: int) -> bytes:
         kind = type(record).__name__
         raise UsageError(f"record {number} of the corpus is a {kind}; expected a str or a dict.")
     try:
-        values = plain(record)
-        line = json.dumps(values, ensure_ascii=False)
+        line = json.dumps(plain(record), ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         problem = f"{first_line(error)}. Pass dicts of str, numbers, dates and None."
         raise UsageError(f"record {number} of the corpus cannot be read: {problem}") from error
-    try:
-        return line.encode("utf-8") + b"\n"
-    except UnicodeEncodeError:  # half a surrogate pair, which the reader rejects
-        # escaped as \udc80, so that the line itself is valid
-        return json.dumps(values).encode("ascii") + b"\n"
+    # half a surrogate pair, which the reader rejects, becomes \udc80, which is how JSON spells it
+    return line.encode("utf-8", "backslashreplace") + b"\n"
 
 
 def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | None:
