@@ -147,11 +147,8 @@ class CorpusOptions:
         if isinstance(spans, str | Path | InputFile | ArrowStream):
             spans = (spans,)
         if not isinstance(spans, list | tuple) or len(spans) > 2:
-            raise UsageError(
-                "expected a column of lists [[start, end], …], or two columns, of start and end, a "
-                "table of spans, or sentences.",
-                spans=spans,
-            )
+            expected = "a column of lists, two columns of start and end, a table, or sentences"
+            raise UsageError(f"expected {expected}.", spans=spans)
         object.__setattr__(self, "spans", tuple(spans))
         if self.spans and self.text_pair is not None:
             raise UsageError("spans are of single texts.", spans=..., text_pair=self.text_pair)
@@ -226,10 +223,8 @@ class CorpusPlan(CorpusSettings):
     @property
     def cell_columns(self) -> tuple[str, ...]:
         """Columns of the cells of a row: text, pair, id, label, word label and kept ones."""
-        # rows have their cells in this order, on which `records`
-        # counts: the text first, kept columns last
-        optional = (self.text_pair, self.id, self.label, self.word_label)
-        return (self.text, *(name for name in optional if name is not None), *self.keep)
+        names = (self.text, self.text_pair, self.id, self.label, self.word_label, *self.keep)
+        return tuple(name for name in names if name is not None)
 
 
 def class_columns(label: object, columns: Collection[str]) -> list[str]:
@@ -296,6 +291,10 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
         # a list of words is remembered as the space between them, so that it is part of the
         # settings that a dataset stores and a resumed job compares
         dialect = dataclasses.replace(dialect, delimiter=" ")
+    id_ = guess.usual_column("id", options.id, _ID_NAMES, used)
+    label = guess.usual_column("label", options.label, _LABEL_NAMES, used)
+    word_label = guess.word_label(options.word_label, paired=text_pair is not None)
+    notices += _named_classes(tables[0], label, word_label)
     plan = CorpusPlan(
         **dataclasses.asdict(dialect),
         files=tuple(files),
@@ -303,11 +302,11 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
         dialects=tuple(dialects),
         text=text,
         text_pair=text_pair,
-        id=guess.usual_column("id", options.id, _ID_NAMES, used),
-        label=guess.usual_column("label", options.label, _LABEL_NAMES, used),
+        id=id_,
+        label=label,
         keep=tuple(dict.fromkeys(kept)),
         spans=spans,
-        word_label=guess.word_label(options.word_label, paired=text_pair is not None),
+        word_label=word_label,
         min_chars=options.min_chars,
         limit=options.limit,
         sample=options.sample,
@@ -315,8 +314,6 @@ def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPla
         seed=options.seed if options.sample is not None else None,
         notices=tuple(notices),
     )
-    named = _named_classes(tables[0], plan.label, plan.word_label)
-    plan = dataclasses.replace(plan, notices=(*plan.notices, *named))
     if plan.divided and (plan.text_pair or plan.spans):
         raise CorpusError("its lists are the words of single texts, without spans.", text=text)
     # of a column with several roles the strictest one remains, which stands last
@@ -360,15 +357,14 @@ def hash_inputs(plan: CorpusPlan) -> CorpusPlan:
     return dataclasses.replace(plan, files=files)
 
 
+@dataclass(frozen=True, slots=True)
 class _Guess:
     """Chooses columns by name, and notes its guesses."""
 
-    def __init__(
-        self, columns: Sequence[str], file: str, notices: list[Message], tables: Sequence[Table]
-    ) -> None:
-        self._columns, self._file, self._notices = columns, file, notices
-        self._word_columns = tables[0].word_columns
-        self._tables = tables
+    _columns: Sequence[str]
+    _file: str
+    _notices: list[Message]
+    _tables: Sequence[Table]
 
     def named_column(self, option: str, name: str | None) -> str | None:
         """The named column, which must exist; spaces around names and Unicode forms are ignored."""
@@ -378,7 +374,7 @@ class _Guess:
         alike = {_plain(column): column for column in reversed(self._columns)}
         if _plain(name) in alike:
             return alike[_plain(name)]
-        if name in self._word_columns:
+        if name in self._tables[0].word_columns:
             problem = f"in {self._file} each word has a value; use {Option('word_label', name)}"
             raise CorpusError(f"{problem}.", **{option: name})
         near = did_you_mean(name, self._columns)
@@ -438,11 +434,12 @@ class _Guess:
         """The named column of word labels."""
         if name is not None and paired:
             raise UsageError("words of pairs of texts have no labels.", word_label=name)
-        if name is None or name in self._word_columns:
+        of_words = self._tables[0].word_columns
+        if name is None or name in of_words:
             return name
         # a format with columns of words marks its words itself: no column of records can label them
-        if self._word_columns:
-            raise self._lacks("word_label", name, self._word_columns)
+        if of_words:
+            raise self._lacks("word_label", name, of_words)
         return self.named_column("word_label", name)
 
     def text(self, name: str | None, word_label: str | None) -> str:

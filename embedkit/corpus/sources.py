@@ -210,26 +210,24 @@ class Source:
         if not data:
             raise StopIteration
         self._number += 1
-        offset, length = self._offset, len(data)
         # one line with carriage returns is a file of an old Macintosh, to whose end an editor may
         # have added a line end; it would be a single record
         inside = data.rstrip(b"\r\n") if data.endswith(b"\n") else data
         if self._number == 1 and b"\r" in inside and not self._guarded(self._stream.peek, 1):
             problem = "has lines that end in a carriage return alone"
             raise CorpusError(f"{self.path} {problem}. Convert it: tr '\\r' '\\n' < old > new.")
+        offset, length = self._offset, len(data)
         if too_long := length > MAX_RECORD_BYTES:
-            rest = data
+            rest, data = data, data[:_EXCERPT]
             # the rest is read to be counted and thrown away: offsets stay right
             while rest and not rest.endswith(b"\n"):
                 rest = self._guarded(self._stream.readline, MAX_RECORD_BYTES)
                 length += len(rest)
-        self._offset += length
-        if too_long:
-            data = data[:_EXCERPT]
         elif data.endswith(b"\n"):
             # only what the file uses as line end: other carriage
             # returns at the end belong to the text
             data = data[:-1].removesuffix(self._line_end)
+        self._offset += length
         return Line(self._number, offset, length, data, too_long)
 
     def array_items(self) -> Iterator[Line]:
