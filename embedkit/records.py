@@ -76,8 +76,7 @@ def parse_json(
     try:  # not by msgspec, which refuses the names of files that are not UTF-8
         return json.loads(content.decode("utf-8"), parse_constant=refuse)
     except (RecursionError, ValueError) as problem:
-        deep = isinstance(problem, RecursionError)
-        reason = "nested too deeply" if deep else first_line(problem)
+        reason = first_line(problem)
         raise error(f"{file} is damaged: not valid JSON ({reason}). {advice}") from problem
 
 

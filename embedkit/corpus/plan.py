@@ -41,6 +41,7 @@ from embedkit.corpus.sources import (
     guessed,
     is_wide,
 )
+from embedkit.display import shorten
 from embedkit.errors import CorpusError, Message, Option, UsageError, did_you_mean
 from embedkit.records import Count, Positive
 from embedkit.remote import address_of
@@ -51,9 +52,8 @@ logger = logging.getLogger(__name__)
 # an encoding must write each of them as its one ASCII byte, else lines
 # and cells are not to be found in the bytes
 _MARKS = '\t\r\n",;|'
-# characters of a list of columns in a message, and lines by which delimiters are judged
+# columns of a list of names in a message, and lines by which delimiters are judged
 _SHOWN, _SAMPLED_LINES = 500, 50
-_CLASSES = 12  # whose names a notice shows
 # the order is that of preference, as of ids and labels below
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")
 _ID_NAMES = ("id", "doc_id", "document_id", "uid", "guid", "idx", "index")
@@ -331,9 +331,8 @@ def _named_classes(table: Table, *columns: str | None) -> Iterator[Message]:
     """Notices of labels that are numbers of classes, which the file has names for."""
     for column in filter(None, columns):
         if names := table.class_names(column):
-            pairs = ",".join(f"{number}={name}" for number, name in enumerate(names[:_CLASSES]))
-            more = ",…" if len(names) > _CLASSES else ""
-            yield Message(f"labels stay the numbers in {column}, named {pairs}{more} there")
+            pairs = shorten(",".join(f"{i}={name}" for i, name in enumerate(names)), _SHOWN)
+            yield Message(f"labels stay the numbers in {column}, named {pairs} there")
 
 
 def open_table(file: InputFile) -> Table:
@@ -458,14 +457,11 @@ class _Guess:
         usual = [*lists, *usual] if word_label and table.is_list(word_label) else [*usual, *lists]
         column = self.usual_column("text", name, usual)
         if column is None:
-            is_numbered = [*self._columns] == [*map(str, range(len(self._columns)))]
             headless = Option("header", False, before="; without a header: ")
             divided = Option("delimiter", before="; of cells that another mark divides: ")
             raise CorpusError(
                 f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
-                f"one with {Option('text')}, and the second text of a pair with "
-                f"{Option('text_pair')}{'' if is_numbered else headless}"
-                f"{divided if len(self._columns) == 1 else ''}."
+                f"one with {Option('text')}{headless}{divided}."
             )
         return column
 
@@ -598,8 +594,7 @@ def _top(names: Sequence[str]) -> set[str]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    text = ", ".join(names) or "none"
-    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]} … ({len(names)} columns)"
+    text = shorten(", ".join(names), _SHOWN) or "none"
     # a CSV writer's quotes were read literally
     quoted = any(len(name) > 1 and name[0] == name[-1] == '"' for name in names)
     return f"{text} (quoted as CSV: use {Option('quoting', 'csv')})" if quoted else text

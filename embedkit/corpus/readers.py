@@ -136,9 +136,8 @@ class JsonTable(TextTable):
         if filled and (not objects or filled[0].data.strip() == b"{"):
             raise CorpusError(
                 f"{self.path} holds neither JSON objects, one per line, nor an array of them "
-                f"({problem}). Objects over several lines: jq -c . old > new. Records inside of a "
-                "document, or a list of texts, are passed in Python: "
-                "embedkit.extract(json.load(file)['data'], …)."
+                f"({problem}). Write each on a line (jq -c . old > new), or pass a list in Python "
+                "(embedkit.extract(json.load(file)['data'], …))."
             )
         if objects == len(filled) == 1 and _is_frame(record):
             raise CorpusError(

@@ -273,8 +273,7 @@ class Source:
                 del buffer[_EXCERPT:at]
                 at = _EXCERPT
         if depth or buffer.strip():
-            problem = "is not closed: it may be cut off" if depth else "is not all of it"
-            raise CorpusError(f"{self.path}: its array {problem}.")
+            raise CorpusError(f"{self.path}: its array is cut off, or not all that is in it.")
 
     def seek(self, number: int, offset: int) -> bool:
         """Continue with the line that begins at a byte; ``False`` for a packed or wide file."""

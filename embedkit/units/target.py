@@ -247,9 +247,8 @@ def check_offset(values: Float64, what: str, **parameter: str) -> None:
     # not of a constant, which has no spread to lose but that of its own rounding
     largest, spread = np.abs(values).max(initial=0), values.std() if len(values) else 0
     if largest > _LARGEST_OFFSET * spread and np.ptp(values) > 1e-14 * largest:
-        problem = f"{what} are around {values.mean():.6g} and differ by {spread:.2g}"
-        advice = "Subtract their mean, for single precision."
-        raise UsageError(f"{problem} only. {advice}", **parameter)
+        problem = f"{what} are around {values.mean():.6g} and differ by {spread:.2g} only"
+        raise UsageError(f"{problem}. Subtract their mean.", **parameter)
 
 
 def float_of(label: str | None) -> float:
