@@ -93,7 +93,7 @@ class ConlluTable(TextTable):
         return tuple(cells.get(name) for name in names), spans
 
     def _cells(self, lines: _Numbered) -> tuple[dict[str, Cell], tuple[Span, ...]]:
-        """Return all columns of a sentence and the spans of its words; no columns if it is none."""
+        """Return all columns of a sentence and the spans of its words; no spans if it is none."""
         # the break below matters: `#` may also be a word
         comments: dict[str, str] = {}  # in front of the words
         for _, line in lines:
@@ -168,8 +168,6 @@ class ConllTable(ConlluTable):
         words = [w for w in words if len(w[1]) == self._width or w[1][0][:1] != "#"]
         # a sentence may follow it without a blank line
         words = [(number, columns) for number, columns in words if columns[0] != "-DOCSTART-"]
-        if not words:
-            return {}, ()
         for number, columns in words:
             if len(columns) != self._width:
                 detail = f"expected {self._width} columns, got {len(columns)}"
@@ -178,9 +176,8 @@ class ConllTable(ConlluTable):
                 raise BadRecordError("empty_form", f"line {number}: the word is empty")
         rows = [columns[self._numbered :] for _, columns in words]
         text, spans = joined([row[0] for row in rows], self._between)
-        # lines of words become columns: the forms first, then the labels
-        values = [[row[i] for row in rows] for i in range(len(self.word_columns))]
-        lists = dict(zip(self.word_columns, map(text_of, values), strict=True))
+        # lines of words become columns, the forms first, then the labels; no columns without words
+        lists = dict(zip(self.word_columns, map(text_of, zip(*rows, strict=True)), strict=False))
         return lists | {"text": text}, spans
 
     def _read_columns(self) -> list[str]:
@@ -197,7 +194,8 @@ class ConllTable(ConlluTable):
         self._width = widths.most_common(1)[0][0] if widths else 0
         if peeked and self._width < 2:
             raise CorpusError(f"{self.path} has no columns of words. Set {Option('format')}.")
-        forms = [columns[0] for columns in words if len(columns) == self._width]
+        rows = [columns for columns in words if len(columns) == self._width]
+        forms = [columns[0] for columns in rows]
         self._between = between(forms)
         # numbers from 1 in each sentence are no forms, as those of CoNLL-X and GermEval
         firsts = forms if self._width > 2 else []
@@ -210,11 +208,8 @@ class ConllTable(ConlluTable):
         self.word_columns = (
             names if self._numbered and len(names) > 2 else _NAMES.get(len(names), names)
         )
-        tagged = {
-            place: all(_TAG.fullmatch(columns[place]) for columns in words if len(columns) > place)
-            for place in (self._numbered, self._numbered + 1)
-        }
-        if words and tagged == {self._numbered: True, self._numbered + 1: False}:
+        columns = list(zip(*rows, strict=True))[self._numbered :]
+        if [all(map(_TAG.fullmatch, values)) for values in columns[:2]] == [True, False]:
             problem = "its first column has the labels (O, B-…), where the words are expected"
             raise CorpusError(f"{self.path}: {problem}. Exchange the columns.")
         # the columns of words are no columns of records: `word_label` finds them

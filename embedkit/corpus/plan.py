@@ -518,7 +518,7 @@ def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Mes
         # a first line such as `text` is a header, any other is a text
         name, header = "lines", first.strip().lower() in _TEXT_NAMES
         notices.append(guessed("one text per line", "format", "the first line has no tab"))
-    elif not kind.header:
+    elif not kind.delimiters:
         header = False
     quoting = kind.quoting if quoting == "auto" else quoting
     usual = kind.delimiters[0] if kind.delimiters else "\t"

@@ -214,27 +214,18 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...] = ()
     magic: re.Pattern[bytes] | None = None  # of the first bytes, whatever the name of a text is
     text: bool = True  # in some encoding, plain or compressed
-    delimiters: tuple[str, ...] = ()  # the usual one first
-    quoting: str = ""  # meaning of "auto"; empty if the format has no quotes and no header
-    header: bool = False  # whether the first line may name the columns
+    delimiters: tuple[str, ...] = ()  # the usual one first; without any there is no header either
+    quoting: str = ""  # meaning of "auto"; empty if its records are no lines of text
     same_columns: bool = True  # in the same order; else by name, and none without records
     marks_words: bool = False  # whether records contain the spans of words
 
 
 READERS: Mapping[str, Format] = {
     "tsv": Format(
-        open=DelimitedTable,
-        suffixes=(".tsv", ".tab", ".txt"),
-        delimiters=("\t",),
-        quoting="none",
-        header=True,
+        open=DelimitedTable, suffixes=(".tsv", ".tab", ".txt"), delimiters=("\t",), quoting="none"
     ),
     "csv": Format(
-        open=DelimitedTable,
-        suffixes=(".csv",),
-        delimiters=(",", ";", "\t", "|"),
-        quoting="csv",
-        header=True,
+        open=DelimitedTable, suffixes=(".csv",), delimiters=(",", ";", "\t", "|"), quoting="csv"
     ),
     # without suffixes: .txt is tsv until its first line shows no tab
     "lines": Format(open=LinesTable, quoting="none"),

@@ -341,7 +341,7 @@ class CorpusReader:
         )
 
     def _count_headers(self, cells: Sequence[str | None]) -> None:
-        headed = self._dialect.header and READERS[self._dialect.format].header
+        headed = self._dialect.header and READERS[self._dialect.format].delimiters
         names = self.plan.cell_columns if headed else ()
         # a single column may well have its own name as a text; a quick
         # look at one cell before all are compared

@@ -471,11 +471,9 @@ def _labels_of(data: VectorData, label: Labels) -> tuple[str | None, Sequence[st
     # labels are given for all records of the input; the rejected among them are skipped here
     labels, count = [text_of(value) for value in values], data.manifest.totals.records
     if len(labels) != count:
-        names = ",".join(map(str, labels))
-        several = f", or columns of classes as a text, {names}"
         raise UsageError(
             f"{count_text(len(labels), 'value')}; expected {count:,}, one for each record of the "
-            f"input of {data.path}{several * bool(class_columns(names, data.columns))}.",
+            f"input of {data.path}. Columns of classes are one text, with commas.",
             label=...,
         )
     # values without a name are of no column: that of the dataset has other labels

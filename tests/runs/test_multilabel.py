@@ -184,7 +184,7 @@ def test_a_column_for_each_class_is_a_list_of_classes(
     assert not split(tmp_path / "c.csv", label=about["label"], folds=2).settings.stratified
     with pytest.raises(CorpusError, match=r"label='bus,plane'.*no such column as 'plane'"):
         Units.of_corpus(tmp_path / "c.csv", embedkit.CorpusOptions(label="bus,plane"))
-    with pytest.raises(UsageError, match=r"columns of classes as a text, film,bus\."):
+    with pytest.raises(UsageError, match=r"2 values; .* Columns of classes are one text"):
         train(tmp_path / "kept", out=tmp_path / "no", label=["film", "bus"])
     with pytest.raises(UsageError, match=r"one of them is the label"):
         train(tmp_path / "kept", out=tmp_path / "leak", columns=["film"], **about)
