@@ -102,21 +102,15 @@ class ReadCounts:
     @property
     def notices(self) -> list[Message]:
         """Notices of quotes that were read literally, of repeated and missing ids, of headers."""
-        of_records = {
-            "ids are not unique: {} with an earlier id": self.repeated_ids,
-            "{} without an id: it is called 'row' and the number of its row": self.missing_ids,
-            "{} equal to the header, and kept: were files joined?": self.repeated_headers,
-            "{} with an empty text, of which a model knows little": self.empty_texts,
-        }
-        notices = [text.format(count_text(n, "record")) for text, n in of_records.items() if n]
-        if self.fields_csv_quoted:
-            remedy = Option("quoting", "csv", before="; ", after=" removes them")
-            quoted = (
-                f"{self.fields_csv_quoted:,} of the {self.fields_with_quotes:,} fields with quotes "
-                f'look CSV-quoted ("like this"). The quotes were kept{remedy}'
-            )
-            notices.insert(0, quoted)
-        return list(map(Message, notices))
+        remedy = Option("quoting", "csv", before="; ", after=" removes them")
+        notices = (
+            (self.fields_csv_quoted, "field", f"in quotes of CSV, which are kept{remedy}"),
+            (self.repeated_ids, "record", "with an earlier id: ids are not unique"),
+            (self.missing_ids, "record", "without an id, called 'row' and the number of the row"),
+            (self.repeated_headers, "record", "equal to the header, and kept: were files joined?"),
+            (self.empty_texts, "record", "with an empty text, of which a model knows little"),
+        )
+        return [Message(f"{count_text(n, noun)} {text}") for n, noun, text in notices if n]
 
 
 class CorpusReader:
