@@ -424,12 +424,6 @@ class Reject:
     row: int = -1
     file: str = ""
 
-    @classmethod
-    def of(cls, lines: Sequence[Line], reason: str, detail: str) -> Reject:
-        """The reject for a record of these physical lines."""
-        first, length = lines[0], sum(line.length for line in lines)
-        return Reject(first.number, first.offset, length, reason, detail, first.data[:_EXCERPT])
-
     def to_json(self) -> str:
         """One line for ``rejects.jsonl``; the excerpt is base64, since it may not be text."""
         names = ("file", "row", "line", "offset", "length", "reason", "detail")
@@ -529,14 +523,15 @@ class TextTable(Table):
         self, lines: Sequence[Line], read: Callable[..., Content], *arguments: Any
     ) -> Row | Reject:
         """The record of these lines, if ``read`` can make cells and spans of it; else a reject."""
-        try:
-            cells, spans = read(*arguments)
-        except BadRecordError as error:
-            return Reject.of(lines, error.reason, error.detail)
-        except UnicodeDecodeError as error:
-            return Reject.of(lines, "invalid_encoding", f"{self._encoding}: {error.reason}")
         first, length = lines[0], sum(line.length for line in lines)
-        return Row(first.number, first.offset, length, cells, spans)
+        place = first.number, first.offset, length
+        try:
+            return Row(*place, *read(*arguments))
+        except BadRecordError as error:
+            reason, detail = error.reason, error.detail
+        except UnicodeDecodeError as error:
+            reason, detail = "invalid_encoding", f"{self._encoding}: {error.reason}"
+        return Reject(*place, reason, detail, first.data[:_EXCERPT])
 
     @property
     def fraction(self) -> float:
