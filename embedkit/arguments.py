@@ -269,17 +269,14 @@ def _converts(value: Any, kind: Any) -> bool:
 
 def _check_limits(name: str, value: Any, hint: Any) -> None:
     """Check what ``Annotated`` says of a type: one of some texts, or the least number."""
-    for part in (hint, *get_args(hint)):
+    for part in () if value is None else (hint, *get_args(hint)):
         for limit in getattr(part, "__metadata__", ()):
             # choices of texts are kept in the Meta of msgspec, beside the limits of numbers
-            if limit.extra and value is not None:
+            if limit.extra:
                 check_choice(limit.extra["choices"], **{name: value})
-            least = limit.ge if limit.gt is None else limit.gt + 1
-            if least is None or value is None:
-                continue
-            if value < least:
+            elif value < (least := limit.ge if limit.gt is None else limit.gt + 1):
                 raise UsageError(f"expected {least} or more.", **{name: value})
-            if value > limit.le:
+            elif value > limit.le:
                 raise UsageError(f"expected {limit.le:,} or less.", **{name: value})
 
 
