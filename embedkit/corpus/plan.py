@@ -24,7 +24,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from embedkit.arguments import check_fields
 from embedkit.choices import Format, Quoting
@@ -356,41 +356,40 @@ def hash_inputs(plan: CorpusPlan) -> CorpusPlan:
     return dataclasses.replace(plan, files=files)
 
 
-@dataclass(frozen=True, slots=True)
-class _Guess:
+class _Guess(NamedTuple):
     """Chooses columns by name, and notes its guesses."""
 
-    _columns: Sequence[str]
-    _file: str
-    _notices: list[Message]
-    _tables: Sequence[Table]
+    columns: Sequence[str]
+    file: str
+    notices: list[Message]
+    tables: Sequence[Table]
 
     def named_column(self, option: str, name: str | None) -> str | None:
         """The named column, which must exist; spaces around names and Unicode forms are ignored."""
-        if name is None or name in self._columns:
+        if name is None or name in self.columns:
             return name
         # reversed: of names that are alike the first column stays
-        alike = {_plain(column): column for column in reversed(self._columns)}
+        alike = {_plain(column): column for column in reversed(self.columns)}
         if _plain(name) in alike:
             return alike[_plain(name)]
-        if name in self._tables[0].word_columns:
-            problem = f"in {self._file} each word has a value; use {Option('word_label', name)}"
+        if name in self.tables[0].word_columns:
+            problem = f"in {self.file} each word has a value; use {Option('word_label', name)}"
             raise CorpusError(f"{problem}.", **{option: name})
-        near = did_you_mean(name, self._columns)
+        near = did_you_mean(name, self.columns)
         # keys may first occur after the records that were peeked at; a name like one
         # that is there is rather a typing error
-        if option != "text" and not near and any(table.open_ended for table in self._tables):
-            problem = f"none of the first records of {self._file} has it; where it is, it is read"
-            self._notices.append(Message(f"{Option(option, name)}: {problem}"))
+        if option != "text" and not near and any(table.open_ended for table in self.tables):
+            problem = f"none of the first records of {self.file} has it; where it is, it is read"
+            self.notices.append(Message(f"{Option(option, name)}: {problem}"))
             return name
-        raise self._lacks(option, name, self._columns)
+        raise self._lacks(option, name, self.columns)
 
     def _lacks(self, option: str, name: str, columns: Sequence[str]) -> CorpusError:
         # of several columns of classes the first that is not there
         parts = [part.strip() for part in name.split(",")]
         lacking = next((part for part in parts if part not in columns), name)
         return CorpusError(
-            f"{self._file} has no such column{f' as {lacking!r}' * (len(parts) > 1)}; it has "
+            f"{self.file} has no such column{f' as {lacking!r}' * (len(parts) > 1)}; it has "
             f"{_listed(columns)}.{did_you_mean(lacking, columns)}",
             **{option: name},
         )
@@ -400,12 +399,12 @@ class _Guess:
     ) -> str | None:
         """The named column, else an unused one with a usual name, else ``None``."""
         if name is not None:
-            several = option == "label" and class_columns(name, self._columns)
+            several = option == "label" and class_columns(name, self.columns)
             return name if several else self.named_column(option, name)
         # reversed: of names that differ by case only, the first column stays
-        by_lower = {_plain(column).lower(): column for column in reversed(self._columns)}
+        by_lower = {_plain(column).lower(): column for column in reversed(self.columns)}
         if option == "label":  # whose fields are not meant together
-            for name in self._columns:
+            for name in self.columns:
                 whole, _, field = name.rpartition(".")
                 if not field.isdecimal():  # label.1 is a second column of that name, of pandas
                     by_lower.pop(whole.lower(), None)
@@ -415,25 +414,25 @@ class _Guess:
             similar = [name for name in by_lower if name.endswith(_LIKE_LABEL)]
             column = by_lower[similar[0]] if len(similar) == 1 else None
         if column is None or column in used:
-            ids = [name for name in self._columns if _LIKE_ID.search(name) and name not in used]
+            ids = [name for name in self.columns if _LIKE_ID.search(name) and name not in used]
             if option == "id" and ids:
                 take = Option("id", before=f" (take {_listed(ids)} with ", after=")")
-                self._notices.append(Message(f"ids are row numbers{take}"))
+                self.notices.append(Message(f"ids are row numbers{take}"))
             return None
         # a guess may not stop a command: a column of bytes called id is left
         # alone. Labels of any type have a text
-        problems = [table.problem_of(column) for table in self._tables if option == "id"]
+        problems = [table.problem_of(column) for table in self.tables if option == "id"]
         if problem := next(filter(None, problems), ""):
-            self._notices.append(Message(f"{option} column: none, as {problem.rstrip('.')}"))
+            self.notices.append(Message(f"{option} column: none, as {problem.rstrip('.')}"))
             return None
-        self._notices.append(guessed(f"{option} column: {column}", option))
+        self.notices.append(guessed(f"{option} column: {column}", option))
         return column
 
     def word_label(self, name: str | None, *, paired: bool) -> str | None:
         """The named column of word labels."""
         if name is not None and paired:
             raise UsageError("words of pairs of texts have no labels.", word_label=name)
-        of_words = self._tables[0].word_columns
+        of_words = self.tables[0].word_columns
         if name is None or name in of_words:
             return name
         # a format with columns of words marks its words itself: no column of records can label them
@@ -443,16 +442,16 @@ class _Guess:
 
     def text(self, name: str | None, word_label: str | None) -> str:
         """The text column: named, the only one, or with a usual name."""
-        if name is None and len(self._columns) == 1 and not _NO_NAME.search(self._columns[0]):
-            (only,) = self._columns
+        if name is None and len(self.columns) == 1 and not _NO_NAME.search(self.columns[0]):
+            (only,) = self.columns
             # 0 is the name that a column without a header has
             if only.lower() not in (*_TEXT_NAMES, "0"):
                 advice = Option("header", False, before=" (if that is a text: ", after=")")
-                self._notices.append(Message(f"text column: the only one, {only[:60]!r}{advice}"))
+                self.notices.append(Message(f"text column: the only one, {only[:60]!r}{advice}"))
             return only
         # a column of words is a text only if it is a list; last, since a text beside it is meant
         # first, unless lists label its words
-        table, usual = self._tables[0], [*_TEXT_NAMES]
+        table, usual = self.tables[0], [*_TEXT_NAMES]
         lists = [name for name in _WORD_NAMES if table.is_list(name)]
         usual = [*lists, *usual] if word_label and table.is_list(word_label) else [*usual, *lists]
         column = self.usual_column("text", name, usual)
@@ -460,7 +459,7 @@ class _Guess:
             headless = Option("header", False, before="; without a header: ")
             divided = Option("delimiter", before="; of cells that another mark divides: ")
             raise CorpusError(
-                f"{self._file}: which column is the text? It has {_listed(self._columns)}. Name "
+                f"{self.file}: which column is the text? It has {_listed(self.columns)}. Name "
                 f"one with {Option('text')}{headless}{divided}."
             )
         return column
