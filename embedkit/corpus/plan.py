@@ -460,7 +460,8 @@ class _Guess(NamedTuple):
             divided = Option("delimiter", before="; of cells that another mark divides: ")
             raise CorpusError(
                 f"{self.file}: which column is the text? It has {_listed(self.columns)}. Name "
-                f"one with {Option('text')}{headless}{divided}."
+                f"one with {Option('text')}, and the second text of a pair with "
+                f"{Option('text_pair')}{headless}{divided}."
             )
         return column
 

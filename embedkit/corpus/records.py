@@ -104,7 +104,7 @@ class ReadCounts:
         """Notices of quotes that were read literally, of repeated and missing ids, of headers."""
         remedy = Option("quoting", "csv", before="; ", after=" removes them")
         notices = (
-            (self.fields_csv_quoted, "field", f"in quotes of CSV, which are kept{remedy}"),
+            (self.fields_csv_quoted, "field", f"in quotes of CSV. The quotes were kept{remedy}"),
             (self.repeated_ids, "record", "with an earlier id: ids are not unique"),
             (self.missing_ids, "record", "without an id, called 'row' and the number of the row"),
             (self.repeated_headers, "record", "equal to the header, and kept: were files joined?"),
