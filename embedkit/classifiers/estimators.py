@@ -17,7 +17,7 @@ from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import FeatureUnion, Pipeline
 from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScaler
 
-from embedkit.choices import check_choice
+from embedkit.choices import ESTIMATORS, check_choice
 from embedkit.classifiers.layers import LayerMixture, unit_layers
 from embedkit.errors import Option, UsageError, first_line
 from embedkit.runs.metrics import Threshold, named_metric
@@ -120,10 +120,16 @@ class EstimatorSettings(NamedTuple):
             return Estimator(partial(LayerMixture, self.layers), {"C": STRENGTHS}, scaling)
         if ":" in self.estimator:
             return _imported(self.estimator, self.task)
-        rows = TABLE[self.task]
-        check_choice((*rows, "module:Class"), estimator=self.estimator)
+        check_choice((*ESTIMATORS, "module:Class"), estimator=self.estimator)
+        row = TABLE[self.task].get(self.estimator)
+        if row is None:
+            raise UsageError(
+                f"it is not for {Option('task', self.task)}; take one of "
+                f"{', '.join(TABLE[self.task])}.",
+                estimator=self.estimator,
+            )
         of_texts = self.features == "tfidf" and self.estimator == "logreg"
-        return _LOGREG_OF_TEXTS if of_texts else rows[self.estimator]
+        return _LOGREG_OF_TEXTS if of_texts else row
 
 
 class Estimator(NamedTuple):
