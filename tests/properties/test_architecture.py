@@ -23,14 +23,14 @@ from tests.processes import ROOT, command
 from tests.store_fixtures import tiny_model, write_tsv
 
 BUDGET = {
-    "code lines of embedkit/": 25_530,
+    "code lines of embedkit/": 25_200,
     "modules of embedkit/": 110,
     "code lines of the longest module": 450,
     "functions of more than 80 code lines, or 60 of the public ones": 0,
     "functions that use more than 25 names of the package": 0,
     "dataclasses": 80,
     "options of all commands": 220,
-    "code lines of tests/": 20_000,
+    "code lines of tests/": 19_500,
 }
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
 free. What is to be read is more than the contract of 20,500 lines wanted: the limit of lines keeps
