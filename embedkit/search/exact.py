@@ -25,7 +25,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -440,12 +440,10 @@ class Searcher(Reloaded):
         data, model = self.data, self._model
         manifest, owner = data.manifest, str(data.path)
         encoder = encode_as(manifest, data.views, owner=owner, device=self._device, model=model)
-        settings = encoder.settings
-        if self._prefix is not None:
-            settings = replace(settings, prefix=self._prefix)
-        if settings.on_long == "error":  # for the dataset's texts, not for queries
-            settings = replace(settings, on_long="truncate")
-        return DatasetEncoder(encoder.encoder, settings, data.views)
+        changes = {} if self._prefix is None else {"prefix": self._prefix}
+        if encoder.settings.on_long == "error":  # for the dataset's texts, not for queries
+            changes["on_long"] = "truncate"
+        return encoder.changed(encoder.encoder, data.views, **changes)
 
     def _warn(self, encode: DatasetEncoder, texts: Sequence[str]) -> None:
         """Log a warning for each query that was cut or that the vocabulary does not know."""

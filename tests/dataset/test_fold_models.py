@@ -80,6 +80,10 @@ def test_each_record_has_the_vectors_of_the_model_that_has_not_seen_it(shared: P
     for number in range(3):  # what trained a model is not encoded by it
         train, _ = made.subsets()[number]
         assert not np.allclose(data.X[train], found[number][train], atol=1e-4)
+    # a query that is one of the texts is encoded by the same model
+    searcher = embedkit.Searcher(shared / "data", view="mean_1", keep_duplicates=True)
+    for text, answer in zip(data.text, searcher.texts(data.text, k=1), strict=True):
+        assert (answer.hits[0].text, answer.hits[0].score) == (text, pytest.approx(1, abs=1e-5))
     job = data.manifest.job
     assert job.folds is not None
     assert job.folds.models == ("fold-0", "fold-1", "fold-2")
