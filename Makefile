@@ -60,20 +60,20 @@ QUICK := $(call tests,properties/architecture properties/mistakes arguments stor
     runs/splits runs/scores runs/runs finetuning/finetune_methods comparison/compare cli/cli)
 
 quick: install
-	$(PYTEST) -m "not network and not gpu and not slow" $(QUICK)
+	$(PYTEST) -m "not gpu and not slow" $(QUICK)
 
 test: install
-	$(PYTEST) -m "not network and not gpu and not slow"
+	$(PYTEST) -m "not gpu and not slow"
 
 test-slow: install
-	$(PYTEST) -m "slow and not network and not gpu"
+	$(PYTEST) -m "slow and not gpu"
 
 # vectors are those of the plain forward; exact sums, and the same bits in any company, of int8
 ENGINE := $(call tests,encoding/equality encoding/int8)
 
 test-avx2: install
 	ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 \
-	    $(PYTEST) -m "not network and not gpu and not slow" $(ENGINE)
+	    $(PYTEST) -m "not gpu and not slow" $(ENGINE)
 
 # the core tests with the floors of pyproject.toml; older versions of numpy have no wheels for 3.13
 OLDEST := .venv-oldest
@@ -93,7 +93,7 @@ $(OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 
 test-oldest: $(OLDEST)/.installed
 	$(OLDEST)/bin/python -m pytest -n auto --dist worksteal \
-	    -m "not network and not gpu and not slow" $(CORE)
+	    -m "not gpu and not slow" $(CORE)
 
 # what a machine with a GPU was seen to have; no GPU is needed
 IMAGE := .venv-gpu-image
@@ -106,7 +106,7 @@ $(IMAGE)/.installed: constraints-gpu-image.txt
 	touch $@
 
 test-gpu-image: $(IMAGE)/.installed
-	PYTHONPATH=. $(IMAGE)/bin/python -m pytest -p no:cacheprovider -m "not slow and not network" \
+	PYTHONPATH=. $(IMAGE)/bin/python -m pytest -p no:cacheprovider -m "not slow" \
 	    $(call tests,encoding/fake_cuda encoding/gpu encoding/packed encoding/encoder)
 	PYTHONPATH=. $(IMAGE)/bin/python -m benchmarks.gpu --device cpu --quick
 

@@ -366,7 +366,7 @@ def main() -> None:
     """Print the tables, with all instructions and with AVX2."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--corpora", type=Path, default=CORPORA)
-    parser.add_argument("--only", default=",".join(TABLES), help="names of tables")
+    parser.add_argument("--only", default=",".join(TABLES), help=f"some of {', '.join(TABLES)}")
     parser.add_argument("--rounds", type=int, default=3, help="of each table, at most")
     parser.add_argument("--seconds", type=float, default=100, help="for the rounds of a table")
     parser.add_argument("--chart", type=Path, help="file to draw the bar chart to")

@@ -369,7 +369,7 @@ def state_of(tree: Tree) -> int:
 def main(typed: Sequence[str] | None = None) -> int:
     """Print what was done and what went wrong, by scenario."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", default=SCENARIOS, help="scenarios; all by default")
+    parser.add_argument("names", nargs="*", default=list(SCENARIOS), choices=SCENARIOS, help="scenarios; all by default")
     parser.add_argument("--sample", type=int, default=1, help="only every N-th error and cut")
     options = parser.parse_args(typed)
     failed = False
