@@ -372,6 +372,8 @@ def main() -> None:
     parser.add_argument("--chart", type=Path, help="file to draw the bar chart to")
     parser.add_argument("--rates", type=Path, help=argparse.SUPPRESS)  # of the second process
     options = parser.parse_args()
+    if unknown := [name for name in options.only.split(",") if name not in TABLES]:
+        parser.error(f"--only {unknown[0]}: expected {', '.join(TABLES)}")
     print(describe(PACKAGES), flush=True)
     bars = _tables(options)
     if options.rates:

@@ -484,7 +484,7 @@ def predict_file(
 def _predicted(
     predictor: Predictor, reader: CorpusReader, progress: ProgressCallback
 ) -> Iterator[PredictedRecord]:
-    """The prediction for every record, in chunks that fill batches."""
+    """The prediction for every record, in chunks of as many rows of the corpus."""
     items, rejected = iter(reader), list[int]()
     while chunk := list(islice(items, _CHUNK_OF_TEXTS)):
         records = [item for item in chunk if isinstance(item, Record)]

@@ -280,9 +280,10 @@ def _own_records(method: Blend, *, test_only: bool) -> Iterator[PredictedRecord]
     p = p.take(np.concatenate([folds, p.test]))
     if not len(p.row):
         raise UsageError(
-            f"{method.name} has no predictions for the folds, since not all runs have inner ones. "
-            f"Train with {Option('tune', True, of='train')}, fine-tune with the same "
-            f"{Option('validation', of='finetune')} above 0, or pass {Option('answers')}."
+            f"{method.name} has no predictions for the folds, since the runs have too few inner "
+            f"predictions in common. Train with {Option('tune', True, of='train')}, fine-tune with "
+            f"the same {Option('validation', of='finetune')}, blend their mean, or pass "
+            f"{Option('answers')} for new records."
         )
     if test_only and list(map(str, p.ids)) == list(map(str, p.row.tolist())):
         # they may be right; who joins answers by ids of another kind would join the wrong records

@@ -77,11 +77,11 @@ def cases_of(compared: Compared, shown: str, *, texts: str | Path | None = None)
     # below
     names = [n for n in dict.fromkeys([shown, baseline, *run_names, *ranking]) if n in ranking]
     index = compared.records.out_of_fold
-    units = compared.records.take(index)
+    held_out = compared.records.take(index)
     # first: a file of texts that is refused is refused at once
-    by_case, note = _texts(compared, units, texts)
+    by_case, note = _texts(compared, held_out, texts)
     content = next((run.content for run in compared.runs if run.name == shown), None)
-    lengths, cut = find_lengths(units.row, compared.datasets, content)
+    lengths, cut = find_lengths(held_out.row, compared.datasets, content)
     by_name = {name: compared.predictions[name].take(index) for name in names}
     of_sets = compared.records.of_sets
     by_name = as_single(by_name) if of_sets else by_name

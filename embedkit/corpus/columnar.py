@@ -119,7 +119,8 @@ class _ColumnarTable(Table):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
-            advice = "Fetch it again, or write dates after the year 9999 as texts."
+            late = "; a date after the year 9999 has to be a text" * isinstance(error, ValueError)
+            advice = f"Fetch it again{late}."
             raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
     def problem_of(self, name: str, *, role: str = "") -> str:
@@ -293,8 +294,7 @@ class SheetTable(Table):
         # the first row that is not empty names the columns; those below tell whether it is a title
         filled = list(islice(((i, row) for i, row in rows if any(map(_sheet_cell, row))), 9))
         if not filled:
-            another = Option("sheet", before=" Name another one with ", after=".")
-            raise CorpusError(f"{path}: its sheet {name!r} is empty.{another}")
+            raise CorpusError(f"{path}: its sheet {name!r} is empty.{self._advice}")
         # from 0, as all numbers of the library; rows are counted from 1, as the workbook shows them
         self._first = filled[0][0] + dialect.header
         self.columns, *below = [_sheet_names(row) for _, row in filled]
@@ -307,8 +307,10 @@ class SheetTable(Table):
     def _sheet_of(self, names: Sequence[str], name: str) -> str:
         """The name of the sheet to read; a tab stands for the first one."""
         listed = ", ".join(map(repr, names))
+        advice = f" There are {listed}; name one with {Option('sheet')}."
+        self._advice = advice if len(names) > 1 else ""
         if name == "\t":
-            if len(names) > 1:
+            if self._advice:
                 self.notices = (guessed(f"sheet: {names[0]!r}, of {listed}", "sheet"),)
             return names[0]
         if name not in names:

@@ -100,7 +100,15 @@ class InputFile(SourceFile):
             near = near_path(path) if path.parent.is_dir() else gone
             raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):
-            advice = "give its files, those of a saved Dataset end in .arrow"
+            # what cannot be read is passed over
+            names = (Path(root, file) for root, _, files in os.walk(path) for file in files)
+            # of what Dataset.save_to_disk writes the data, and not what is said of them
+            example = min(
+                (name for name in islice(names, 1_000) if name.suffix),
+                key=lambda name: name.suffix not in (".arrow", ".parquet"),
+                default=path / "corpus.tsv",
+            )
+            advice = f"give its files, such as {example}"
             if (path / "SHA256SUMS").is_file():
                 advice = "it is of embedkit, and other commands take it as it is"
             raise CorpusError(f"{path} is a folder; {advice}.")
@@ -204,9 +212,12 @@ def _spool(corpus: Any, folder: Path) -> Path:
         or not (isinstance(corpus, Iterable) or hasattr(corpus, "__arrow_c_stream__"))
         or getattr(corpus, "ndim", 1) == 0
     ):
-        # of a DatasetDict, columns in a dict, a LazyFrame of Polars
-        advice = "Pass one of its values, pandas.DataFrame(corpus) or corpus.collect()."
-        raise UsageError(f"the corpus is a {kind}; expected {_EXPECTED}. {advice}")
+        advice = ""
+        if isinstance(corpus, Mapping):  # a DatasetDict, or columns
+            advice = " Pass one of its values, or pandas.DataFrame(corpus)."
+        elif hasattr(corpus, "collect"):  # a LazyFrame of Polars
+            advice = " Pass corpus.collect()."
+        raise UsageError(f"the corpus is a {kind}; expected {_EXPECTED}.{advice}")
     try:
         table = _as_batches(corpus)
         if table is not None:

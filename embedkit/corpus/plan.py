@@ -456,12 +456,14 @@ class _Guess(NamedTuple):
         usual = [*lists, *usual] if word_label and table.is_list(word_label) else [*usual, *lists]
         column = self.usual_column("text", name, usual)
         if column is None:
+            is_numbered = [*self.columns] == [*map(str, range(len(self.columns)))]
             headless = Option("header", False, before="; without a header: ")
             divided = Option("delimiter", before="; of cells that another mark divides: ")
             raise CorpusError(
                 f"{self.file}: which column is the text? It has {_listed(self.columns)}. Name "
                 f"one with {Option('text')}, and the second text of a pair with "
-                f"{Option('text_pair')}{headless}{divided}."
+                f"{Option('text_pair')}{'' if is_numbered else headless}"
+                f"{divided if len(self.columns) == 1 else ''}."
             )
         return column
 

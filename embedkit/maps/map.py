@@ -481,6 +481,9 @@ def _columns(
             raise UsageError(f"{data.path} has {', '.join(data.columns)}.{near}", color=color)
         names.append(color)
     values = data.reader.pick(indices, names)
+    # no text was cut, so both colour alike
+    if values["n_kept"] == values["n_tokens"] and color != "n_kept":
+        names.remove("n_kept")
     columns = [
         column_of(name, values[name])
         for name in names

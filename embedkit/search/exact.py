@@ -546,7 +546,7 @@ class Searcher(Reloaded):
                     best, record = hits.setdefault(int(self._first[index]), (score, index))
                     # the spelling that is nearest, and of equal ones the first record: products of
                     # equal vectors may differ in their last digits
-                    if index < record and best - score <= _LAST_DIGITS * max(1, abs(best)):
+                    if index < record and abs(best - score) <= _LAST_DIGITS * max(1, abs(best)):
                         hits[int(self._first[index])] = best, index
                 hits.pop(excluded.get(number, -1), None)
                 if len(hits) >= k or depth >= limit:

@@ -233,7 +233,7 @@ def numbers_of(texts: Sequence[str | None], rows: Int64, name: str, **parameter:
     """Return the numbers that texts tell, NaN where one is missing; else a :class:`UsageError`."""
     values = np.array([float_of(text) for text in texts])
     # NaN is not small either; squares of larger numbers overflow
-    wrong = ~(np.abs(values) < _LARGEST) & [has_label(text) for text in texts]
+    wrong = ~(np.abs(values) < _LARGEST) & np.array([has_label(text) for text in texts], np.bool_)
     if wrong.any():
         i = int(np.argmax(wrong))
         problem = f"{name}: {texts[i]!r} of row {rows[i]} is not a number below 1e30"

@@ -487,9 +487,11 @@ def _columns_of(columns: Any) -> dict[str, list[Any]]:
     if names is None:
         kind = type(columns).__name__
         raise UsageError("expected values by name, in a dict or a data frame.", columns=kind)
+    values = {str(name): columns[name] for name in names}
+    values = {n: v.tolist() if hasattr(v, "detach") else v for n, v in values.items()}  # of torch
     # of one text a value may stand alone
-    alone = {n: isinstance(columns[n], str) or not hasattr(columns[n], "__len__") for n in names}
-    return {str(n): [columns[n]] if alone[n] else list(columns[n]) for n in names}
+    alone = {n for n, v in values.items() if isinstance(v, str) or not hasattr(v, "__len__")}
+    return {n: [v] if n in alone else list(v) for n, v in values.items()}
 
 
 def beside_numbers(units: Units, columns: Sequence[str], *, fitted: bool = True) -> Units:

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+import torch
 from sklearn.impute import SimpleImputer
 from sklearn.linear_model import LogisticRegression, Ridge, RidgeClassifier
 from sklearn.metrics import balanced_accuracy_score, log_loss, recall_score
@@ -452,7 +453,7 @@ def test_files_datasets_and_texts_are_predicted_alike(
     assert np.allclose(stored, proba, atol=1e-5)
     predict_file(trained / "run", trained / "test.csv", out=trained / "out.csv")
     assert np.allclose(pd.read_csv(trained / "out.csv").iloc[:, -1], proba, atol=1e-5)
-    one = predictor.predict(frame.text[1], columns={"price": 1e4, "age": None})
+    one = predictor.predict(frame.text[1], columns={"price": torch.tensor(1e4), "age": None})
     assert one.label == "1"
 
 
