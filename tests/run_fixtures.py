@@ -187,7 +187,7 @@ def write_fake_runs(
     folds: Any = None,
     **content: Any,
 ) -> list[Path]:
-    """Runs on the same"""
+    """Runs on the same records."""
     return [
         write_fake_run(folder / name, y, output, folds, **content)
         for name, output in zip(names, outputs, strict=True)

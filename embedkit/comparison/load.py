@@ -194,8 +194,8 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
         stated = {column for column in columns if column.startswith("proba_")}
         # the probabilities of some classes say nothing of the others
         if "id" not in columns or keep in ([], ["fold"]) or stated not in (set(), {*proba}):
-            each = f"the probability of each class and no other, {', '.join(proba):.200}"
-            expected = f"y_pred, or {each}" if proba else "y_pred alone"
+            each = f"no proba_ column, or one of each class: {', '.join(proba):.200}"
+            expected = f"y_pred, and {each}" if proba else "y_pred alone"
             lacking = "y_pred" if "id" in columns else "id"
             raise UsageError(
                 f"{path}: expected the columns id, and {expected}; it has "

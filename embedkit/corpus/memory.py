@@ -213,8 +213,8 @@ def _spool(corpus: Any, folder: Path) -> Path:
         or getattr(corpus, "ndim", 1) == 0
     ):
         advice = ""
-        if isinstance(corpus, Mapping):  # a DatasetDict, or columns
-            advice = " Pass one of its values, or pandas.DataFrame(corpus)."
+        if isinstance(corpus, Mapping):
+            advice = " Pass pandas.DataFrame(corpus), or of a DatasetDict one of its values."
         elif hasattr(corpus, "collect"):  # a LazyFrame of Polars
             advice = " Pass corpus.collect()."
         raise UsageError(f"the corpus is a {kind}; expected {_EXPECTED}.{advice}")

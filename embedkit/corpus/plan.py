@@ -147,7 +147,8 @@ class CorpusOptions:
         if isinstance(spans, str | Path | InputFile | ArrowStream):
             spans = (spans,)
         if not isinstance(spans, list | tuple) or len(spans) > 2:
-            expected = "a column of lists, two columns of start and end, a table, or sentences"
+            lists = "a column of lists [[start, end], …]"
+            expected = f"{lists}, two columns of start and end, a table of spans, or sentences"
             raise UsageError(f"expected {expected}.", spans=spans)
         object.__setattr__(self, "spans", tuple(spans))
         if self.spans and self.text_pair is not None:

@@ -130,7 +130,8 @@ class JsonTable(TextTable):
                         self._kinds[name] = value
             except (RecursionError, BadRecordError, UnicodeDecodeError) as error:
                 undecodable += isinstance(error, UnicodeDecodeError)
-                problem = problem or f"line {line.number}: {error}"
+                said = error.reason if isinstance(error, UnicodeDecodeError) else error
+                problem = problem or f"line {line.number}: {said}"
         check_encoding(self.path, self._encoding, undecodable, len(filled))
         # a lone { opens an object over several lines: a document, not records
         if filled and (not objects or filled[0].data.strip() == b"{"):

@@ -386,7 +386,8 @@ class TextTokenizer:
         added = self._templates[paired].added
         room = settings.max_length - added
         if room < (fewest := 2 if paired else 1):
-            problem = f"no room for text beside {added} special tokens. Use {added + fewest}."
+            least = f"Use {added + fewest} or more."
+            problem = f"no room for text beside {added} special tokens. {least}"
             raise UsageError(problem, max_length=settings.max_length)
         # a stride as wide as a window would never advance; with pairs the window may shrink to what
         # the repeated text leaves

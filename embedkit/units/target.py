@@ -237,7 +237,8 @@ def numbers_of(texts: Sequence[str | None], rows: Int64, name: str, **parameter:
     if wrong.any():
         i = int(np.argmax(wrong))
         problem = f"{name}: {texts[i]!r} of row {rows[i]} is not a number below 1e30"
-        raise UsageError(f"{problem}. Write it as one, or leave it empty.", **parameter)
+        advice = "Name a column of numbers, or leave empty what is missing."
+        raise UsageError(f"{problem}. {advice}", **parameter)
     return values
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from scipy.stats import binomtest, norm
 from sklearn.metrics import confusion_matrix
@@ -128,6 +129,8 @@ def test_a_blend_that_is_proven_better_is_recommended(tmp_path: Path) -> None:
 def test_the_choice_of_a_probe_is_a_candidate(tmp_path: Path) -> None:
     paths = predicting(tmp_path, {"one": 0.70, "two": 0.71})
     found = compare([*paths, probed(tmp_path / "probe", 0.95)])
+    columns = pq.read_schema(tmp_path / "probe/predictions.parquet").names
+    assert columns[-2:] == ["view_mean_0", "view_mean_1"]  # as docs/format.md says
     best = recommend(found)
     assert (found.winner.name, found.winner.kind) == ("probe", "probe")
     assert best.method == found.winner

@@ -103,7 +103,7 @@ def test_texts(tmp_path: Path, make: Callable[[Any], Any], monkeypatch: pytest.M
     result = run(make(texts), tmp_path / "out")
     assert embedkit.load(result.out).text == [text for text in texts if text.strip()]
     assert result.manifest.totals.rejected_by_reason == {"empty_text": 1}
-    assert not list((tmp_path / "scratch").glob("embedkit-*"))
+    assert not list((tmp_path / "scratch").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,14 @@ from tests.corpus_fixtures import Folder, plan_files, read_files
     [
         ("rating_train.txt", r"ratings_train\.txt"),  # its neighbour
         ("nowhere/corpus.tsv", r"The folder .*nowhere does not exist\."),
-        ("", r"is a folder; give its files"),
+        ("", r"is a folder; give its files, such as .*/data\.arrow\."),
         ("pipe", "is a pipe"),
         ("a\0b", "null byte"),
     ],
 )
 def test_what_is_no_file(folder: Folder, name: str, message: str) -> None:
     folder.write("text\na\n", "ratings_train.txt")
+    folder.write("", "data.arrow")  # of a saved Dataset, whose other files say what it is
     os.mkfifo(folder.path / "pipe")
     with pytest.raises(CorpusError, match=message):
         InputFile.of(folder.path / name)

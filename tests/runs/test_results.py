@@ -552,14 +552,14 @@ def test_columns_are_not_named_of_a_dataset(shared: Path) -> None:
 
 @pytest.mark.parametrize("words", [False, True])
 def test_a_record_without_a_text_is_predicted_as_an_empty_one(
-    shared: Path, tmp_path: Path, notes: list[str], words: bool
+    shared: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, words: bool
 ) -> None:
     texts = [None, ["good", " "], [], [" "]] if words else [None, "good", " ", ""]
     new, out = tmp_path / "new.jsonl", tmp_path / "s.csv"
     pd.DataFrame({"id": list("abcd"), "text": texts}).to_json(new, orient="records", lines=True)
     done = predict_file(shared / "run", new, out=out, submission="id,p=1", device="cpu")
     assert done == (4, "text", {})
-    assert "3 records with an empty text" in " ".join(notes)
+    assert "3 records with an empty text" in caplog.text  # a warning
     expected = Predictor(shared / "run", device="cpu").predict_proba(["", "good", " ", ""])[:, 1]
     np.testing.assert_allclose(pd.read_csv(out)["p"], expected, rtol=1e-8)
 
@@ -578,7 +578,7 @@ def test_a_corpus_that_changes_is_not_predicted(shared: Path, tmp_path: Path) ->
 def test_json_lines_hold_the_answers_of_a_table(shared: Path, tmp_path: Path) -> None:
     for name in ("a.tsv", "a.jsonl"):
         predict_file(shared / "run", shared / "corpus.tsv", out=tmp_path / name, device="cpu")
-    table = pd.read_csv(tmp_path / "a.tsv", sep="\t", dtype={"label": str})
+    table = pd.read_csv(tmp_path / "a.tsv", sep="\t", dtype={"label": str, "id": str})
     assert list(table.columns) == ["row", "id", "label", "proba_0", "proba_1"]
-    objects = pd.read_json(tmp_path / "a.jsonl", lines=True, dtype={"label": str})
+    objects = pd.read_json(tmp_path / "a.jsonl", lines=True, dtype=False)  # as they are written
     pd.testing.assert_frame_equal(objects, table, atol=1e-5)
