@@ -6,7 +6,7 @@ The corpus is shuffled, 1 % of its records are removed and as many new ones are 
 ``embedkit extract`` makes the old one, once, and the changed one several times with ``--reuse``,
 each in a process of its own: seconds of the processor, which other programs disturb less than wall
 time, start and loading of the model included; medians. That the bytes are those of a fresh
-extraction is tested (``tests/test_reuse.py``).
+extraction is tested (``tests/dataset/test_reuse.py``).
 """
 
 from __future__ import annotations

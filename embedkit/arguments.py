@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
 from pathlib import Path
-from textwrap import indent
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -88,7 +87,8 @@ def accepts(*records: type) -> Callable[[F], F]:
         kinds = [kind for record in records for kind in reversed(record.__mro__)]
         described = "\n".join(filter(None, map(_described, kinds)))
         # a function, since a replacement text would have its backslashes read
-        text = _OPTIONS.sub(lambda _: described, function.__doc__ or "")
+        # from Python 3.13 on docstrings have no indentation
+        text = _OPTIONS.sub(lambda _: described, inspect.cleandoc(function.__doc__ or ""))
         checked.__doc__ = listed(text, quote="``")
         return checked  # type: ignore[return-value]
 
@@ -101,7 +101,7 @@ _OPTIONS = re.compile(r"^ *\*\*\w+: OPTIONS$", re.MULTILINE)
 def _described(record: type) -> str:
     """The descriptions of a record's own options, indented as those of a function."""
     text = inspect.cleandoc(vars(record).get("__doc__") or "").partition("Attributes:\n")[2]
-    return indent(text.partition("\n\n")[0], "    ")
+    return text.partition("\n\n")[0]
 
 
 def check_fields(record: Any) -> None:
@@ -268,7 +268,7 @@ def _converts(value: Any, kind: Any) -> bool:
 
 
 def _check_limits(name: str, value: Any, hint: Any) -> None:
-    """Check what ``Annotated`` says of a type: one of some texts, or the least number."""
+    """Check what ``Annotated`` says of a type: some texts, or a number's least and largest."""
     for part in () if value is None else (hint, *get_args(hint)):
         for limit in getattr(part, "__metadata__", ()):
             # choices of texts are kept in the Meta of msgspec, beside the limits of numbers

@@ -102,6 +102,7 @@ class Diff(Shown):
     only_b: int
     other_texts: int  # records whose texts differ, which are left out
     equal: int  # records whose vectors have the same bits
+    same: bool  # both have the same records, with vectors that are equal but for the order of sums
     distance: dict[str, float]  # relative L2 (to the longer vector), median and largest
     cosines: dict[str, float]  # the least, the quantiles of 5 and 25 %, the median
     together: int  # records that the following is of, up to 10,000; of equal texts one
@@ -114,11 +115,6 @@ class Diff(Shown):
     before: float = np.nan  # distance of the texts that explanations were tried on
     explanations: tuple[Explanation, ...] = ()  # the best first
     moved: tuple[dict[str, Any], ...]  # records that moved most: row, id, cosine, kept, text
-
-    @property
-    def same(self) -> bool:
-        """True if the vectors are equal, but for the order of sums."""
-        return bool(self.distance["largest"] <= ROUNDING)
 
     @property
     def explanation(self) -> Explanation | None:
@@ -172,7 +168,8 @@ def diff(
     Returns:
         How many vectors have the same bits, distances, neighbours that are kept, linear CKA,
         decisions that change, and ``explanation``: settings that take away at least half of the
-        distance, or ``None``. ``same`` is true if nothing but the order of sums differs.
+        distance, or ``None``. ``same`` is true if both have the same
+        records, and nothing but the order of sums differs.
 
     Raises:
         UsageError: ``b`` cannot be read as vectors, or ids occur twice.
@@ -210,6 +207,8 @@ def diff(
         near_x, near_y = (nearest_rows(v[sample], rows=queries) for v in (pair.x, pair.y))
         kept = NEIGHBOURS * shared_neighbours(near_x, near_y)
     distance, cosine = pair.distances, pair.cosines
+    # of the records in both
+    near = bool(np.max(distance) <= ROUNDING)
     result = Diff(
         records=len(join.a),
         joined=join.by,
@@ -217,6 +216,7 @@ def diff(
         only_a=len(data) - len(join.a) - join.other_texts,
         only_b=len(y) - len(join.a) - join.other_texts,
         other_texts=join.other_texts,
+        same=near and len(join.a) == len(data) == len(y),
         equal=int((pair.x == pair.y).all(axis=1).sum()) if pair.of_one_width else 0,
         distance={"median": float(np.median(distance)), "largest": float(np.max(distance))},
         cosines={name: float(np.quantile(cosine, share)) for name, share in _QUANTILES.items()},
@@ -228,7 +228,7 @@ def diff(
     )
     result = _with_decisions(result, pair, sample, seed, progress)
     # two datasets say themselves how they were made, and equal vectors need no explanation
-    if not foreign or result.same:
+    if not foreign or near:
         return result
     about: dict[str, Any] = {"owner": str(data.path), "device": device, "model": model}
     # one checkpoint for each precision; every other setting is changed on what was loaded

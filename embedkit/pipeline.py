@@ -20,6 +20,7 @@ from http.client import HTTPException
 from importlib.machinery import all_suffixes
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
+from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -500,6 +501,8 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
         ):
             _copy_checked(source, copy, expected, shown)
     except (OSError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it holds the answer
         raise errors.StorageError(
             f"{shown} cannot be downloaded: {getattr(error, 'reason', None) or error}. Check the "
             f"network, or put the file at {target} yourself."

@@ -296,7 +296,8 @@ class Predictor(Reloaded):
             check_alike(data, self.content.dataset, name=name, vectors=bool(views))
         units = Units.of_dataset(data)
         units = beside_numbers(units, self.columns) if views else units.with_texts()
-        keys, predictions, done = [np.arange(0)], list[Iterator[Prediction]](), 0
+        keys = [np.arange(0)]  # so that there is something to join without records
+        predictions, done = list[Iterator[Prediction]](), 0
         progress(Progress("predicting", done, len(units), "records"))
         for part in units.parts(_CHUNK):
             seen, made_now = self.predict_units(part, stored=bool(views))
@@ -484,7 +485,7 @@ def predict_file(
 def _predicted(
     predictor: Predictor, reader: CorpusReader, progress: ProgressCallback
 ) -> Iterator[PredictedRecord]:
-    """The prediction for every record, in chunks of as many rows of the corpus."""
+    """The prediction for every record; the corpus is read in chunks of rows, rejects included."""
     items, rejected = iter(reader), list[int]()
     while chunk := list(islice(items, _CHUNK_OF_TEXTS)):
         records = [item for item in chunk if isinstance(item, Record)]

@@ -1,7 +1,8 @@
 """Datasets and corpora at an address: s3://, gs://, az://, hf:// and https://.
 
     address --store_of--> fsspec's file system --> a copy in the cache, kept by the store's checksum
-    folder --upload--> files whose checksum the store does not have yet, SHA256SUMS last
+    folder --upload--> files whose checksum the store does not have yet, then
+    SHA256SUMS, and the manifest last
 
 Names that a remote list gives become paths by :func:`~embedkit.storage.path_inside` alone. An
 address may carry a password or a signature; what is written or shown has neither.

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def _of_dataset(folder: Path) -> Any:
 def _of_run(folder: Path) -> Any:
     found = Predictor(folder, device="cpu").predict(["the movie was good", "bad"])
     runs = read_runs([folder])
-    return [p.proba for p in found], runs[0].predictions.proba.tobytes(), read_run(folder)
+    # as text, since a NaN in it is not equal to itself
+    content = str(asdict(read_run(folder)))
+    return [p.proba for p in found], runs[0].predictions.proba.tobytes(), content
 
 
 def _of_index(folder: Path) -> Any:

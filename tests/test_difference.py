@@ -233,8 +233,9 @@ def test_missing_records_are_counted(bench: Bench, tmp_path: Path) -> None:
     pd.concat([theirs[5:], others[:3]]).to_parquet(tmp_path / "some.parquet")
     found = diff(bench["plain"], tmp_path / "some.parquet")
     assert (found.records, found.only_a, found.only_b) == (len(RECORDS) - 5, 5, 3)
-    assert found.same
+    assert not found.same
     shown = invoke("diff", bench["plain"], tmp_path / "some.parquet").stdout
+    assert f"bit for bit: {len(RECORDS) - 5} records that both have" in shown
     assert "by id, 5 only in the first, 3 only in the second" in shown
 
 

@@ -155,7 +155,9 @@ def probe(
     )
     method = Candidates.of(data, problem, names, settings, learning_curve=learning_curve)
     with new_run(out, overwrite=overwrite) as folder:
-        content = method.write(folder, data, problem, untrained=bool(control), progress=progress)
+        content = method.fit_and_write(
+            folder, data, problem, untrained=bool(control), progress=progress
+        )
     return RunResult(out, content, data.lost)
 
 
@@ -398,7 +400,7 @@ class Candidates(NamedTuple):
         X = CommonScaler().fit_transform(normalize(self.vectors(name)[train]))
         return float(np.linalg.norm(X.T @ errors))
 
-    def write(
+    def fit_and_write(
         self,
         folder: Path,
         data: VectorData,
@@ -419,7 +421,6 @@ class Candidates(NamedTuple):
             problem,
             replace(predictions, views=views),
             decision=settings.threshold,
-            seed=settings.seed,
             level=data.level,
             dataset=dataset_content(data, folder),
             estimator=settings.estimator,
@@ -442,7 +443,7 @@ class Candidates(NamedTuple):
         """The score of the fits of all folds with its interval."""
         p = held_out_predictions(folds, problem)
         metric = {"": self._metric(p)}
-        return scored(metric, p.group, influences(metric, p.group, seed=self.settings.seed))[""]
+        return scored(metric, p.group, influences(metric, p.group))[""]
 
     def _metric(self, predictions: Predictions, *, baseline: bool = False) -> Metric:
         return metrics_of(predictions, beta=beta_of(self.metric), baseline=baseline)[self.metric]
@@ -451,7 +452,7 @@ class Candidates(NamedTuple):
         """The score of the views that inner folds choose, beside that of the majority."""
         p = held_out_predictions(fits.folds, problem)
         majority = {"": self._metric(p.majority(problem.prior), baseline=True)}
-        return beside(majority, {"": self._metric(p)}, p.group, seed=self.settings.seed)[""]
+        return beside(majority, {"": self._metric(p)}, p.group)[""]
 
     def over_last(self, problem: Problem, fits: Fits) -> Score | None:
         """The nested score less that of the last layer, whose pooling the inner folds choose.
@@ -469,7 +470,7 @@ class Candidates(NamedTuple):
         first, second = map(self._metric, both)
         # of both on the same units, so that the interval is that of a paired difference
         unit = both[0].group
-        moved = influences({0: first, 1: second}, unit, seed=self.settings.seed)
+        moved = influences({0: first, 1: second}, unit)
         test = paired(first, second, unit=unit, moved=[*moved.values()])
         return Score(test.value, test.low, test.high)
 
@@ -569,8 +570,8 @@ def check_encodable(data: VectorData) -> None:
     job = data.manifest.job
     if not job.storage.text or job.input.text_pair is not None or job.folds is not None:
         raise UsageError(
-            "it encodes the stored texts again by one model, and this dataset has none, or pairs, "
-            "or a model for each fold. Probe vectors of single texts by a checkpoint.",
+            "it encodes the stored texts again, by one model: this dataset stores no texts, or "
+            "pairs, or is of a model for each fold. Probe vectors of single texts by a checkpoint.",
             control="random-weights",
         )
 

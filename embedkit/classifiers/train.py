@@ -110,7 +110,7 @@ class Frozen(NamedTuple):
             ),
         )
 
-    def write(
+    def fit_and_write(
         self,
         folder: Path,
         data: VectorData,
@@ -134,7 +134,6 @@ class Frozen(NamedTuple):
             problem,
             predictions,
             decision=self.settings.threshold,
-            seed=self.settings.seed,
             **{name: settings[name] for name in ("estimator", "features", "task", "columns")},
             settings=about | problem.target.settings,
             level=data.level,
@@ -378,5 +377,5 @@ def train(
     about = {"separator": label_separator, "split": split, "folds": folds, "seed": seed}
     problem = _problem(method, data, test, label=label, **about)
     with new_run(out, overwrite=overwrite) as folder:
-        content = method.write(folder, data, problem, peak_before=peak, progress=progress)
+        content = method.fit_and_write(folder, data, problem, peak_before=peak, progress=progress)
     return RunResult(out, content, data.lost)

@@ -42,7 +42,7 @@ Folds = list[tuple[Int64, Int64]]
 
 
 class Fitted(NamedTuple):
-    """A fitted pipeline, what was chosen for it, and inner predictions if they were asked for.
+    """A fitted pipeline, what was chosen for it, and inner predictions, if there were inner folds.
 
     ``inner`` are ``(n, classes)`` probabilities or ``(n,)`` values of the training records, each
     predicted by the inner fold that did not hold it.

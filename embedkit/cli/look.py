@@ -482,10 +482,13 @@ def _diff_text(result: Diff) -> str:
 
 def _diff_finding(result: Diff) -> str:
     """Equal, explained by settings, or how much of what vectors are used for stays."""
+    from embedkit.difference import ROUNDING
+
     largest, best = result.distance["largest"], result.explanation
     if result.equal == result.records:
-        return f"the same vectors, bit for bit: {count_text(result.records, 'record')}"
-    if result.same:
+        both = " that both have" * (not result.same)
+        return f"the same vectors, bit for bit: {count_text(result.records, 'record')}{both}"
+    if largest <= ROUNDING:
         return f"equal to within {largest:.0e} (relative L2), as engines of one precision are"
     if best is not None:
         settings = _settings_text(best)

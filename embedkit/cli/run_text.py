@@ -95,7 +95,10 @@ def _prediction_finding(content: PredictionRun) -> str:
 
 
 def _headline(content: PredictionRun) -> str:
-    """The metric by which compare judges the run, so that both speak of one number."""
+    """The metric by which compare judges the run, so that both speak of one number.
+
+    Of values it is R², which says something alone, where compare has the error in their unit.
+    """
     support = [label.support for label in content.per_class.get("cross_validation", ())]
     if support:
         return headline_metric([content], support)

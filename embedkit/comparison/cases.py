@@ -46,7 +46,8 @@ _AROUND = 100
 
 
 _NO_TEXTS = (
-    "The texts are left out: no dataset of these runs that holds texts is where it was, unchanged."
+    "The texts are left out: neither a dataset with texts nor the corpus of these runs is where it "
+    "was, unchanged."
 )
 
 
@@ -68,7 +69,7 @@ def cases_of(compared: Compared, shown: str, *, texts: str | Path | None = None)
     """Return all held-out records, with lists about the method ``shown``.
 
     Texts are from the dataset or corpus file ``texts`` if there is one; neighbours are looked for
-    in the vectors of the method.
+    in the vectors of the method, else in the view of a probe, else in the default of the dataset.
     """
     baseline = compared.baseline
     ranking = [row.name for row in compared.rows if row.kind != "majority"]
@@ -249,9 +250,6 @@ def confused_pairs(p: Predictions, *, limit: int = 15) -> list[tuple[int, int, i
     return [(*divmod(cell, classes), int(counts[cell])) for cell in cells if counts[cell]]
 
 
-# texts
-
-
 def find_lengths(
     rows: Int64, datasets: Sequence[Dataset], content: PredictionRun | None
 ) -> tuple[Int64 | None, Bool | None]:
@@ -270,6 +268,9 @@ def find_lengths(
                 return values, (values > tokens.max_length) & (tokens.on_long != "window")
             return values, np.array(data.column("truncated"), np.bool_)[place]
     return None, None
+
+
+# texts
 
 
 def _texts(

@@ -194,8 +194,8 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
         stated = {column for column in columns if column.startswith("proba_")}
         # the probabilities of some classes say nothing of the others
         if "id" not in columns or keep in ([], ["fold"]) or stated not in (set(), {*proba}):
-            each = f"no proba_ column, or one of each class: {', '.join(proba):.200}"
-            expected = f"y_pred, and {each}" if proba else "y_pred alone"
+            each = f", proba_ of each class and no other ({', '.join(proba):.200}), or both"
+            expected = f"y_pred{each if proba else ''}"
             lacking = "y_pred" if "id" in columns else "id"
             raise UsageError(
                 f"{path}: expected the columns id, and {expected}; it has "
@@ -365,8 +365,8 @@ def _input_settings(content: PredictionRun) -> dict[str, str]:
     tokens: Any = content.tokens if isinstance(content, FinetuneRun) else dataset.vectors
     if tokens is not None:
         settings["prefix"] = repr(tokens.prefix)
-        for name in ("max_length", "on_long", *(["stride"] if tokens.on_long == "window" else [])):
-            settings[name] = str(getattr(tokens, name))
+        names = ["max_length", "on_long"] + ["stride"] * (tokens.on_long == "window")
+        settings |= {name: str(getattr(tokens, name)) for name in names}
         special = getattr(tokens, "special_tokens", True)  # fine-tuning always uses them
         settings["special_tokens"] = "include" if special else "exclude"
     return settings

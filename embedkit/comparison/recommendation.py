@@ -110,12 +110,13 @@ def _score_of(compared: Compared, name: str, *, test: bool = False) -> str:
 def p_text(p: float | None) -> str:
     r"""Return p with three digits.
 
-    >>> p_text(0.0004), p_text(0.25), p_text(None)
-    ('<\xa00.001', '0.250', '–')
+    >>> p_text(0.0004), p_text(0.0499), p_text(0.25), p_text(None)
+    ('<\xa00.001', '0.049', '0.250', '–')
     """
     if p is None:
         return "–"
-    return "<\N{NO-BREAK SPACE}0.001" if p < 0.001 else f"{p:.3f}"
+    # what is below 0.05 is shown so
+    return "<\N{NO-BREAK SPACE}0.001" if p < 0.001 else f"{min(p, 0.0494) if p < 0.05 else p:.3f}"
 
 
 def _majority_text(compared: Compared) -> str:
@@ -164,9 +165,8 @@ def _reason(compared: Compared, chosen: Row) -> str:
         cheaper = [name for name in equal[1:] if price(compared.row(name)) < price(chosen)]
         if cheaper:
             text += f"; {cheaper[0]} is cheaper and not proven worse"
-            records = records_to_decide(
-                gaps[cheaper[0]], compared.min_difference, compared.counts["folds"]
-            )
+            gap, count = gaps[cheaper[0]], compared.counts["folds"]
+            records = records_to_decide(gap, compared.min_difference, count, pairs=compared.tests)
             if 1 <= records < math.inf:
                 text += f": about {float(f'{records:.1g}'):,.0f} more {compared.noun}s would decide"
         elif level:
@@ -488,7 +488,7 @@ def _cut(compared: Compared) -> Iterator[Notice]:
 
 
 def _random_weights(compared: Compared) -> Iterator[Notice]:
-    """Views for which encoders that were never trained are as good: within the interval."""
+    """Views for which encoders that were never trained are within the interval."""
     for name, content in compared.probes:
         views, lower = [], content.metric in LOWER_IS_BETTER
         for view in content.view_scores:
@@ -498,9 +498,9 @@ def _random_weights(compared: Compared) -> Iterator[Notice]:
                     views.append(view.name)
         if views:
             yield Notice(
-                f"{count_text(len(views), 'view')} as good untrained",
-                f"{name}: encoders that were never trained are as good at {len(views)} of "
-                f"{len(content.random_weights)} views: {view_ranges(views)}.",
+                f"{count_text(len(views), 'view')} not proven better than untrained",
+                f"{name}: encoders that were never trained are within the interval at {len(views)} "
+                f"of {len(content.random_weights)} views: {view_ranges(views)}.",
             )
 
 

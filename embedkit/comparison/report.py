@@ -86,8 +86,8 @@ def write_report(
     Args:
         compared: what :func:`~embedkit.comparison.table.compare` returned.
         out: ``.html`` file.
-        texts: dataset or corpus file to take the texts of records from, instead of the dataset of
-            the runs.
+        texts: dataset or corpus file to take the texts of records from, instead of the datasets
+            and the corpus of the runs.
         label_names: names to show beside labels.
         figures: also write the charts in this format, one of
             :data:`~embedkit.choices.FIGURE_FORMATS`, to ``NAME.figures/`` beside the page.

@@ -48,6 +48,8 @@ MAJORITY = "majority"
 """Name of the baseline that predicts by class frequencies alone."""
 
 _PERCENT = 0.01
+# a share of the records can change these by no more than so much
+_MEANS = ("accuracy", "subset_accuracy", "lrap", "log_loss", "brier", "mae")
 
 
 def judge(difference: Difference, metric: str, margin: float) -> str:
@@ -287,7 +289,7 @@ def compare(
     )
 
     # a method that remembers texts is right about those that it was trained on: as much as they
-    # make of the test set may be of them alone
+    # make of the test set may be of them alone, and of other metrics than means all of it
     seen = _seen_texts(opened) / max(len(opened[0].predictions.test), 1)
 
     def verdict(row: Row, other: str, *, test: bool = False) -> str:
@@ -295,7 +297,8 @@ def compare(
         if test and gap is not None:
             # of an error it may be so much of the error
             scale = row.test[metric].value if metric in LOWER_IS_BETTER else 1
-            gap = None if abs(gap.value) <= seen * scale else gap
+            limit = seen * scale * (1 + 1e-9) if metric in _MEANS else np.inf
+            gap = None if seen and abs(gap.value) <= limit else gap
         return judge(gap, metric, margin) if gap else ""
 
     def is_enough(row: Row, best: Row) -> bool:
@@ -375,20 +378,21 @@ def price(row: Row) -> tuple[float, ...]:
     return tuple(math.inf if time is None else float(f"{time:.2g}") for time in times)
 
 
-def records_to_decide(gap: Difference, margin: float, records: int) -> float:
+def records_to_decide(gap: Difference, margin: float, records: int, *, pairs: int) -> float:
     """Return how many more records would decide whether a difference matters.
 
     As many as narrow its interval until it proves one method better, or leaves less than the margin
     to gain, whichever comes first, if the difference itself stays. An interval is narrower by the
-    root of the number of records. Of a proof p is corrected for all pairs, which asks for an
+    root of the number of records. Of a proof p is corrected for all ``pairs``, which asks for an
     interval as wide as that of the level that the correction leaves.
     """
     from scipy.special import ndtri
 
-    value, half = abs(gap.value), (gap.high - gap.low) / 2
-    pairs = max((gap.p_corrected or 0) / gap.p, 1) if gap.p else 1
-    wider = half * float(ndtri(0.025 / pairs) / ndtri(0.025))
-    ways = (half, margin - value), (wider, value)
+    value, below, above = gap.value, gap.value - gap.low, gap.high - gap.value
+    # the end towards 0 decides a proof, the other one what there may be to gain
+    near, far = (below, above) if value >= 0 else (above, below)
+    wider = near * float(ndtri(0.025 / pairs) / ndtri(0.025))
+    ways = (far, margin - abs(value)), (wider, abs(value))
     ratios = [width / reach for width, reach in ways if reach > 0]
     return records * max(min(ratios) ** 2 - 1, 0) if ratios else math.inf
 
@@ -452,7 +456,7 @@ def scores_and_differences(
         step()
     values = np.array([by_metric[metric].value for by_metric in scores.values()])
     # always the class frequencies: right on average by construction, so that 0 would be no merit
-    if metric != "calibration_error" and "calibration_error" in scores.get(MAJORITY, {}):
+    if "calibration_error" in scores.get(MAJORITY, {}):
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
     # both are the same for all methods
     units, scale = shown[metric].units(records.group), shown[metric].scale
@@ -470,7 +474,9 @@ def scores_and_differences(
 
 def _metric(name: str | None, runs: Sequence[LoadedRun]) -> str:
     p = runs[0].predictions
-    names = list(metrics_of(p.take(p.out_of_fold)))
+    # no verdict rests on a score without an interval
+    metrics = metrics_of(p.take(p.out_of_fold)).items()
+    names = [name for name, metric in metrics if metric.scale != "biased"]
     if name is None:
         if not p.classes:
             return names[0]

@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 # an encoding must write each of them as its one ASCII byte, else lines
 # and cells are not to be found in the bytes
 _MARKS = '\t\r\n",;|'
-# columns of a list of names in a message, and lines by which delimiters are judged
+# width of a list of columns or classes in a message, and lines by which delimiters are judged
 _SHOWN, _SAMPLED_LINES = 500, 50
 # the order is that of preference, as of ids and labels below
 _TEXT_NAMES = ("text", "document", "sentence", "content", "review", "comment", "body", "title")

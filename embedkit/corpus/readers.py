@@ -215,7 +215,7 @@ class Format(NamedTuple):
     suffixes: tuple[str, ...] = ()
     magic: re.Pattern[bytes] | None = None  # of the first bytes, whatever the name of a text is
     text: bool = True  # in some encoding, plain or compressed
-    delimiters: tuple[str, ...] = ()  # the usual one first; without any it has no header of its own
+    delimiters: tuple[str, ...] = ()  # the usual one first; empty if no mark divides a line
     quoting: str = ""  # meaning of "auto"; empty if the format has no quotes
     same_columns: bool = True  # in the same order; else by name, and none without records
     marks_words: bool = False  # whether records contain the spans of words

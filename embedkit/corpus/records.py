@@ -101,7 +101,7 @@ class ReadCounts:
 
     @property
     def notices(self) -> list[Message]:
-        """Notices of quotes that were read literally, of repeated and missing ids, of headers."""
+        """Notices of quotes read literally, repeated and missing ids, headers, empty texts."""
         remedy = Option("quoting", "csv", before="; ", after=" removes them")
         notices = (
             (self.fields_csv_quoted, "field", f"in quotes of CSV. The quotes were kept{remedy}"),

@@ -32,8 +32,9 @@ from embedkit.errors import CorpusError, Message, Option
 from embedkit.storage import unreadable
 
 MAX_RECORD_BYTES = 16 << 20
-LINE_BYTES = 100  # that a line counts beside its own: millions of short ones take memory and time
 """Longer records are rejected, and reading continues on the next line."""
+
+LINE_BYTES = 100  # that a line counts beside its own: millions of short ones take memory and time
 
 PACKED_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd", ".bz2")
 """Suffixes of compressed files; the first bytes tell which compression it is."""
@@ -459,8 +460,12 @@ class BadRecordError(Exception):
     @classmethod
     def too_long(cls, lines: Sequence[Line]) -> Self:
         """The error of a record over the limit."""
-        length = sum(line.length for line in lines)
-        return cls("record_too_long", f"{length} bytes, at most {MAX_RECORD_BYTES} are read")
+        length, many = sum(line.length for line in lines), ""
+        if length <= MAX_RECORD_BYTES:
+            length += LINE_BYTES * len(lines)
+            many = f", {LINE_BYTES} of them counted for each of {len(lines)} lines"
+        detail = f"{length} bytes{many}; at most {MAX_RECORD_BYTES} are read"
+        return cls("record_too_long", detail)
 
 
 class Table(ABC):

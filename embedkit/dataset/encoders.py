@@ -72,8 +72,13 @@ class DatasetEncoder:
         ]
 
     def changed(self, encoder: Encoder, views: Sequence[str], **settings: Any) -> DatasetEncoder:
-        """The same with another encoder and views, and some settings of the vectors changed."""
-        return DatasetEncoder(encoder, replace(self.settings, **settings), views, self._seen)
+        """The same with another encoder and views, and some settings of the vectors changed.
+
+        A text that every model of a run was trained on, as a query may be, is no error any more:
+        it gets the mean of all.
+        """
+        seen = None if self._seen is None else self._seen.held_out()
+        return DatasetEncoder(encoder, replace(self.settings, **settings), views, seen)
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
         """``(n, width)`` float32: the views side by side, as the dataset would have stored them."""

@@ -1,7 +1,7 @@
 """The encoders of a fine-tuned run: which of them has not seen which record.
 
     RUN/model/records.parquet    row, text_key, fold: of every record of the run; fold -1 is its
-                                 test set
+                                 test set and what has no label, -2 what is never held out
     RUN/model/fold-0/ …          the models; that of a fold was trained on the other folds
 
 A record is known by its text. One whose text is in a fold gets the vectors of the model of that
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,13 @@ class SeenRecords:
             )
         return folds
 
+    def held_out(self) -> SeenRecords:
+        """The same without the texts that every model was trained on: queries may be such texts."""
+        fold_of = self._fold_of_key
+        kept = np.array([fold_of[key] != _TRAINED for key in self.text_key.tolist()], np.bool_)
+        columns = {name: getattr(self, name)[kept] for name in ("row", "text_key", "fold")}
+        return replace(self, **columns)
+
     def check_source(self, source: Sequence[str], records: Sequence[Record]) -> None:
         """Raise a :class:`UsageError` if records of the run's corpus have another text there.
 
@@ -116,8 +123,11 @@ class SeenRecords:
     def _fold_of_key(self) -> dict[int, int]:
         fold_of: dict[int, int] = {}
         for key, fold in zip(self.text_key.tolist(), self.fold.tolist(), strict=True):
+            before = fold_of.get(key, ALL_FOLDS)
+            # no model was trained on a test set: of a text that is there too, the fold decides;
             # several folds of one text: no model can be said not to have seen it
-            fold_of[key] = fold if fold_of.get(key, fold) == fold else _TRAINED
+            fold = before if fold == ALL_FOLDS else fold
+            fold_of[key] = fold if before in (fold, ALL_FOLDS) else _TRAINED
         return fold_of
 
 

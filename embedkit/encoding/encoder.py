@@ -236,6 +236,7 @@ class Encoder(Reloaded):
             TypeError: ``texts`` is a table, or contains anything but strings.
             UsageError: there is no such pooling, layer or prompt, or a text is not Unicode.
             ModelError: the checkpoint defines its vectors by something that is not computed here.
+            EncodeError: a vector has NaN or infinite values.
 
         Example:
             >>> encoder = embedkit.Encoder()

@@ -1,4 +1,4 @@
-"""Hidden states → vectors; pure functions on packed tokens.
+"""Hidden states → vectors, by functions on packed tokens.
 
 Packed means that sequences are concatenated without padding: ``hidden`` is ``(tokens, width)``,
 and ``offsets`` ``(sequences,)`` are their starts. Sums are in float32 whatever the dtype of
@@ -49,7 +49,7 @@ class Pooler(NamedTuple):
     each text has one window, the result may take the place of the input.
     """
     reads_all: bool = True  # other tokens than the first ones
-    width: int | None = None  # of its vectors, where that is not the width of the hidden states
+    width: int | None = None  # of its vectors; None: that of the hidden states
 
 
 def _first(hidden: Tensor, tokens: PackedTokens) -> Tensor:

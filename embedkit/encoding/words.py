@@ -103,7 +103,8 @@ def align(tokens: Sequence[str], text: str, *, unknown: str | None) -> list[tupl
     ends = [(a, b) for a, b in pairwise([*letters, len(text)]) for _ in pieces[a]]
     ends.append((len(text), len(text)))
     spans: list[tuple[int, int]] = []
-    cursor = missing = 0  # tokens before this one that were not found
+    cursor = 0
+    missing = 0  # tokens before this one that were not found
     for token in tokens:
         surface = ""
         if token != unknown:

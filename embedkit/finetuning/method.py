@@ -429,7 +429,7 @@ class FineTuned(NamedTuple):
         with saving(final):
             tokenizer = load_tokenizer(self.checkpoint)
             write_model(model, tokenizer, final, classes=classes, max_length=length)
-        storage.sync_tree(final.parent)
+        storage.sync_tree(final.parent)  # model/ too, which holds the name of this folder
         storage.write_durably(file, json.dumps(asdict(result)).encode())
         written = {
             path.relative_to(folder).as_posix(): storage.file_sha256(path)

@@ -106,7 +106,7 @@ def freeze(model: EncoderWithHead, layers: str | int | None) -> FrozenParts | No
 
 
 def recompute_activations(encoder: PreTrainedModel) -> None:
-    """Compute the activations of an encoder twice instead of keeping them."""
+    """Compute activations twice instead of keeping them; a :class:`UsageError` if it cannot."""
     if not encoder.supports_gradient_checkpointing:
         reason = "it is not for this encoder in transformers."
         raise UsageError(reason, gradient_checkpointing=True)

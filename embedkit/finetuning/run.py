@@ -145,7 +145,6 @@ def finetune(
             problem,
             predictions,
             decision=options.decision,
-            seed=options.seed,
             dataset=_dataset_content(problem.units, method),
             cost=replace(fits.cost, peak_memory_bytes=peak),
             **method.content(problem, fits),

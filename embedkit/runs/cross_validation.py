@@ -30,8 +30,8 @@ class FoldFit(NamedTuple):
 
     proba: Float64  # of the held-out units
     model: Any  # what the method keeps of it
-    inner: Int64 | None = None  # training units that were predicted by a model without them
-    inner_proba: Float64 | None = None
+    inner: Int64 | None = None  # the training units, which ``inner_proba`` is of
+    inner_proba: Float64 | None = None  # each by a model without it; None: no inner folds
     threshold: float | None = None  # that was chosen without the held-out units
     fit_seconds: float = 0.0
     predict_seconds: float = 0.0

@@ -188,7 +188,6 @@ def write_results(
     predictions: Predictions,
     *,
     decision: Threshold | None,
-    seed: int,
     libraries: Mapping[str, str] | None = None,
     **content: Any,
 ) -> _Predicted:
@@ -203,7 +202,7 @@ def write_results(
     if "scores" not in content:
         beta = decision.beta if decision else None
         prior = problem.prior
-        content["scores"] = reported_scores(predictions, seed=seed, beta=beta, prior=prior)
+        content["scores"] = reported_scores(predictions, beta=beta, prior=prior)
         content["per_class"] = class_scores(predictions)
     test = problem.test
     run = kind(

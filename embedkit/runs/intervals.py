@@ -26,6 +26,7 @@ What is notable:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -68,7 +69,9 @@ class Metric(NamedTuple):
 
     ``rarer`` are ``(n,)`` the records of the rarer of two classes, whose number limits what a
     perfect score shows; ``None``: all records count. ``halved`` gives the values in which each
-    block of records counts half, where that takes less than as many weightings.
+    block of records counts half, where that takes less than as many weightings. ``hidden`` is how
+    far below and above the value it may be by what no unit shows: a class that is all right stays
+    so with half of it.
     """
 
     of: Callable[[Float64], Float64]  # weights (samples, n) → values (samples,)
@@ -76,6 +79,7 @@ class Metric(NamedTuple):
     worst: float = 0.0  # end of its range, which no interval passes
     rarer: Bool | None = None
     halved: Callable[[Int64, int], Float64] | None = None  # block (n,), their number → values
+    hidden: Callable[[Int64], tuple[float, float]] | None = None  # of units (n,)
 
     def __call__(self, weights: Float64) -> Float64:
         """Return the values ``(samples,)``."""
@@ -174,8 +178,9 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
             return (value, value) if len(influence) > 1 else (float("nan"), float("nan"))
         n, size = round(max(metric.units(unit), 1)), most - least
         # mostly no whole number: a constant has half of the largest area, of any number of records
-        low, high = wilson((value - least) / size * n, n)
-        return least + size * low, least + size * high
+        low, high = (least + size * end for end in wilson((value - least) / size * n, n))
+        # the rarer of two classes is what they are of
+        return (low, high) if metric.rarer is not None else _widened(low, value, high, metric, unit)
     low, high = _SCALES.get(metric.scale, _log_odds)(value, _quantile(freedom) * error)
     if metric.scale == "fraction" and freedom < _FEW_ERRORS:
         # t knows only that a few units made the error, and not how many did not: one error of 200
@@ -185,7 +190,19 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
         count *= (_quantile(np.inf) / _quantile(len(influence) - 1)) ** 2
         ends = wilson(value * count, count)
         low, high = max(low, ends[0]), min(high, ends[1])
+    low, high = _widened(low, value, high, metric, unit)
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
+
+
+def _widened(
+    low: float, value: float, high: float, metric: Metric, unit: Int64
+) -> tuple[float, float]:
+    """Ends with what is hidden beside what the units show, of which it is independent.
+
+    Squares add as for differences of proportions (R. G. Newcombe 1998, Statistics in Medicine 17).
+    """
+    below, above = metric.hidden(unit) if metric.hidden else (0.0, 0.0)
+    return value - math.hypot(value - low, below), value + math.hypot(high - value, above)
 
 
 _FEW_ERRORS = 10.0  # degrees of freedom, of four or five errors
@@ -279,6 +296,11 @@ def paired_test(
         # yardstick are the values and the standard errors of both
         largest_error = np.sqrt((moved**2).sum(0)).max()
         same = error <= 1e-9 * largest_error and abs(apart) <= 1e-9 * np.abs(steady).max()
+        if same and scale in ("fraction", "area"):
+            # right on the same records: of so many without one that tells them apart, as many as
+            # this may be in others
+            near = wilson(0, units)[1]
+            return Difference(value, -near, near, 1.0)
         # without a difference the error may be 0 as well, and t would be 0 / 0
         p = 1.0 if same or apart == 0 else float(2 * stdtr(freedom, -abs(apart) / error))
     if scale != "area":

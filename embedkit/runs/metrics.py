@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from embedkit.choices import check_choice
 from embedkit.display import MINUS
 from embedkit.errors import UsageError, did_you_mean
-from embedkit.runs.intervals import Metric, Score
+from embedkit.runs.intervals import Metric, Score, wilson
 from embedkit.types import Bool, Float64, Int64
 
 if TYPE_CHECKING:  # imports pyarrow, which --help does without
@@ -76,6 +76,9 @@ class MetricRow(NamedTuple):
     scale: Literal["fraction", "area", "correlation", "error", "explained", "biased"] = "fraction"
     worst: Callable[[Any], float] = lambda _: 0.0  # predictions → end of the range
     halved: Callable[[Any], Callable[[Int64, int], Float64]] | None = None  # as in Metric
+    hidden: Callable[[Any], Callable[[Int64], tuple[float, float]] | None] | None = (
+        None  # as in Metric
+    )
     counts_all: bool = False  # a perfect value rests on all records, not on the rarer class
     of_sets: bool = False  # of sets of classes, too
 
@@ -100,7 +103,13 @@ METRICS: Mapping[str, MetricRow] = {
     # compared by
     "micro_f1": _percent(lambda p: p.micro_f1, "micro-F1", "sets", compared=True),
     "accuracy": _percent(lambda p: _mean(p.y == p.predicted), compared=True, counts_all=True),
-    "macro_f1": _percent(lambda p: p.cells.macro_f1, "macro-F1", compared=True, of_sets=True),
+    "macro_f1": _percent(
+        lambda p: p.cells.macro_f1,
+        "macro-F1",
+        compared=True,
+        of_sets=True,
+        hidden=lambda p: p.cells.hidden_f1,
+    ),
     "lrap": _percent(lambda p: _mean(p.ranking_precision), "LRAP", "sets", compared=True),
     "subset_accuracy": _percent(
         lambda p: _mean((p.y == p.predicted).all(1)), task="sets", compared=True
@@ -130,7 +139,9 @@ METRICS: Mapping[str, MetricRow] = {
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),
     "f1": _percent(lambda p: partial(p.cells.f_beta, 1.0), "F1", "two"),
-    "balanced_accuracy": _percent(lambda p: p.cells.balanced_accuracy),
+    "balanced_accuracy": _percent(
+        lambda p: p.cells.balanced_accuracy, hidden=lambda p: p.cells.hidden_recall
+    ),
     "mcc": _rank(lambda p: p.cells.mcc, "MCC"),
     "qwk": _rank(lambda p: p.cells.weighted_kappa, "QWK", "ordinal"),
     "entity_f1": _percent(lambda p: p.f1, "entity F1", "entities", compared=True),
@@ -211,7 +222,9 @@ def metric_name(metric: str) -> str:
 def metric_text(
     value: float | None, metric: str, *, signed: bool = False, unit: bool = False
 ) -> str:
-    """Return a score: per cent with one digit, else three; at most six in all.
+    """Return a score: per cent with one digit, else three, of small errors two that are not 0.
+
+    At most six in all.
 
     >>> metric_text(0.7712, "accuracy", unit=True), metric_text(-0.0271, "accuracy", signed=True)
     ('77.1 %', '−2.7')
@@ -219,12 +232,18 @@ def metric_text(
     ('0.500', '–')
     >>> metric_text(12345.678, "rmse"), metric_text(1e9, "rmse")
     ('12345.7', '1e+09')
+    >>> metric_text(0.00071, "rmse"), metric_text(0.0432, "rmse")
+    ('0.00071', '0.043')
     """
     if value is None or math.isnan(value):
         return "–"
     scaled, digits = (value * 100, 1) if is_percent(metric) else (value, 3)
-    scaled = round(scaled, digits) + 0.0  # no negative zero
-    form = f".{digits}f" if abs(scaled) < 1_000 else ".6g"
+    # errors have the unit of their values, which may be small; below that it is rounding
+    if metric in LOWER_IS_BETTER and 1e-12 < abs(scaled) < 0.01:
+        form = ".2g"
+    else:
+        scaled = round(scaled, digits) + 0.0  # no negative zero
+        form = f".{digits}f" if abs(scaled) < 1_000 else ".6g"
     text = f"{scaled:{'+' if signed else ''}{form}}".replace("-", MINUS)
     if unit and is_percent(metric):
         text += " points" if signed else " %"
@@ -250,11 +269,12 @@ def score_text(score: Score, metric: str, *, signed: bool = False, unit: bool = 
 
 
 def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "metric") -> None:
-    """Raise a :class:`UsageError` for a metric that does not exist for so many classes.
+    """Raise a :class:`UsageError` for a metric that nothing is judged by, with so many classes.
 
     A regression has 0 classes; ``name`` is that of the parameter, for messages.
     """
-    check_choice(_rows(classes, beta_of(metric), sets=sets), **{name: metric})
+    rows = _rows(classes, beta_of(metric), sets=sets).items()
+    check_choice([n for n, row in rows if row.scale != "biased"], **{name: metric})
 
 
 def _rows(
@@ -300,6 +320,7 @@ def metrics_for(
             row.worst(p),
             None if row.counts_all else p.rarer,
             row.halved and row.halved(p),
+            row.hidden and row.hidden(p),
         )
         for name, row in _rows(p.classes, beta, sets=y.ndim > 1, ordinal=ordinal).items()
     }
@@ -351,7 +372,7 @@ class _Labels:
 class _Sets:
     """Predicted sets of classes and probabilities, and what several metrics compute from them."""
 
-    rarer = None
+    rarer = hidden_f1 = None
 
     def __init__(self, y: Int64, proba: Float64, predicted: Int64) -> None:
         self.y, self.proba, self.predicted = y, proba, predicted
@@ -631,7 +652,7 @@ class _Confusion:
     """Weight of the records of every true and of every predicted class, and metrics of it."""
 
     def __init__(self, y: Int64, predicted: Int64, classes: int) -> None:
-        self._classes, self._squares = classes, (y - predicted) ** 2.0
+        self._y, self._classes, self._squares = y, classes, (y - predicted) ** 2.0
         # (classes, n) sparse: a dense one has that many numbers
         true, said = _indicator(y, classes), _indicator(predicted, classes)
         self._cells = true.multiply(said).tocsr(), true, said
@@ -652,6 +673,33 @@ class _Confusion:
         """Mean of the recall of every class that is true somewhere."""
         right, true, _ = self._marginals(weights)
         return np.asarray(_ratio(right, true).sum(1) / (true > 0).sum(1))
+
+    def hidden_recall(self, unit: Int64) -> tuple[float, float]:
+        """How far balanced accuracy may be below and above, by classes that no unit moves."""
+        return self._hidden(unit, lambda recall, _: recall)
+
+    def hidden_f1(self, unit: Int64) -> tuple[float, float]:
+        """How far macro-F1 may be; of two classes the other one shows what is all right."""
+        below, above = self._hidden(unit, lambda recall, said: 2 * recall / (1 + said))
+        return below if self._classes > 2 else 0.0, above
+
+    def _hidden(self, unit: Int64, score: Callable[[float, float], float]) -> tuple[float, float]:
+        """Of the class, all right or all wrong, that may be furthest from it by Wilson's interval.
+
+        It is one class and not the sum of all: where many are all right, those that are not move
+        with their units, and show how many errors the others have on average. ``score`` is that of
+        a class by its recall and how many are predicted for each true one.
+        """
+        right, true, predicted = (n[0] for n in self._marginals(np.ones((1, len(unit)))))
+        furthest = [0.0, 0.0]
+        for number in np.flatnonzero((true > 0) & ((right == true) | (right == 0))):
+            count, recall = len(np.unique(unit[self._y == number])), int(right[number] > 0)
+            other = wilson(recall * count, count)[1 - recall]
+            said = predicted[number] / true[number]
+            moved = abs(score(other, said + other - recall) - score(recall, said))
+            furthest[1 - recall] = max(furthest[1 - recall], float(moved))
+        classes = int(np.count_nonzero(true + predicted))
+        return furthest[0] / classes, furthest[1] / classes
 
     def mcc(self, weights: Float64) -> Float64:
         """Matthews' correlation coefficient; 0 where one class alone is true or predicted."""

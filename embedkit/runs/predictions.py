@@ -1,4 +1,4 @@
-"""Predictions for held-out units, their scores, and ``predictions.parquet``.
+"""Predictions for held-out units, and the files of a run that hold them.
 
     row, id, group, fold, y_true, y_pred, proba_<class> …   no proba_ for a regression
     row, word, id …                                                 for words
@@ -153,7 +153,7 @@ class Predictions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subset:
-    """Units that are predicted together: those that a fold holds out, or a test set."""
+    """Units that are predicted together: held out by a fold, by its inner folds, or a test set."""
 
     units: Units
     group: Int64  # sampling unit: records of the same text have the same

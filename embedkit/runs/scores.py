@@ -83,12 +83,11 @@ def headline_metric(runs: Sequence[PredictionRun], support: Sequence[int] | Int6
 
 
 def reported_scores(
-    predictions: Predictions, *, seed: int, beta: float | None = None, prior: Sequence[float] = ()
+    predictions: Predictions, *, beta: float | None = None, prior: Sequence[float] = ()
 ) -> dict[str, dict[str, ReportedScore]]:
     """Return scores by subset (``cross_validation``, ``test``) and metric, beside the baseline's.
 
-    The seed is that of the blocks that many units are put together in, ``prior`` as for
-    :meth:`~embedkit.runs.predictions.Predictions.majority`.
+    ``prior`` is as for :meth:`~embedkit.runs.predictions.Predictions.majority`.
     """
     # before records are left out: its frequencies are of all training records
     baseline = predictions.majority(prior)
@@ -96,18 +95,19 @@ def reported_scores(
     for name, index in _scored_subsets(predictions).items():
         subset = predictions.take(index)
         majority = metrics_of(baseline.take(index), beta=beta, baseline=True)
-        reported[name] = beside(majority, metrics_of(subset, beta=beta), subset.group, seed=seed)
+        reported[name] = beside(majority, metrics_of(subset, beta=beta), subset.group)
     return reported
 
 
 def beside(
-    majority: Mapping[Key, Metric], metrics: Mapping[Key, Metric], unit: Int64, *, seed: int
+    majority: Mapping[Key, Metric], metrics: Mapping[Key, Metric], unit: Int64
 ) -> dict[Key, ReportedScore]:
     """Return metrics with their intervals, each beside the baseline's on the same records.
 
-    ``unit`` ``(n,)`` is the sampling unit of each record, the seed that of their blocks.
+    ``unit`` ``(n,)`` is the sampling unit of each record. Blocks of many units are always of the
+    same seed, so that every command has the same interval.
     """
-    moved, guessed = influences(metrics, unit, seed=seed), influences(majority, unit, seed=seed)
+    moved, guessed = influences(metrics, unit), influences(majority, unit)
     scores = scored(metrics, unit, moved)
     reported = {}
     for name, score in scores.items():

@@ -193,6 +193,12 @@ class Split(Shown):
         """Raise a :class:`UsageError` if there is a test set beside ``test``."""
         if len(self.test):
             raise UsageError("the split has a test set already. Leave it out.", test=test)
+        if self.settings.grouped:
+            logger.warning(
+                "the records of the test set are resampled one by one, since their groups are not "
+                "known. Where they are alike in groups, as those of the split are, its intervals "
+                "are too narrow; a test set of the split (embedkit split --test) has its groups."
+            )
 
     def subsets(self) -> list[tuple[Int64, Int64]]:
         """Return train and test indices of every fold."""

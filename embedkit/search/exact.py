@@ -538,6 +538,7 @@ class Searcher(Reloaded):
         while waiting := [number for number in range(len(names)) if number not in kept]:
             near = self._find(queries[waiting], k=depth)
             for number, scores, indices in zip(waiting, *near, strict=True):
+                # by first record of the text; an entry that is exchanged keeps its place
                 hits: dict[int, tuple[float, int]] = {}
                 for score, index in zip(scores.tolist(), indices.tolist(), strict=True):
                     # -1 stands where there are too few records

@@ -498,8 +498,9 @@ def beside_numbers(units: Units, columns: Sequence[str], *, fitted: bool = True)
     """Return the records with their numbers behind the vectors; the same without ``columns``.
 
     Raises:
-        UsageError: the units have no such column, or a value is no number; or, where nothing was
-            ``fitted`` to others before, single precision would lose what numbers differ by.
+        UsageError: the units have no such column, or a value is no number below 1e30; or, where
+            nothing was ``fitted`` to others before, single precision would lose what numbers
+            differ by.
     """
     if not columns:
         return units
@@ -511,7 +512,8 @@ def beside_numbers(units: Units, columns: Sequence[str], *, fitted: bool = True)
             raise lacks_column(units.name, name) from None
         if len(values) != len(units):
             raise UsageError(f"{len(values):,} values for {len(units):,} texts.", columns=name)
-        # a dataset stores every further column as text, and so does a record of a corpus
+        # a dataset stores every further column as text, and so does a record of a corpus; what
+        # Predictor was given may be numbers
         texts = [_TRUTHS.get(str(text), text) for text in map(text_of, values)]
         # what is missing stays NaN: a step of the pipeline replaces it by the median of the
         # training records, which alone may be known

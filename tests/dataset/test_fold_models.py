@@ -20,7 +20,7 @@ from embedkit.dataset.fold_models import ALL_FOLDS
 from embedkit.dataset.format import text_key
 from embedkit.dataset.read import VectorData
 from embedkit.errors import DamagedError, MismatchError, ModelError, UsageError
-from embedkit.runs.split import read_split, split
+from embedkit.runs.split import TEST, read_split, split
 from embedkit.storage import file_sha256, file_sums, seal, write_sums
 from tests.finetune_fixtures import check_test_set, corpus_of, tuned, write_lines
 from tests.processes import succeed
@@ -200,6 +200,19 @@ def test_texts_in_several_folds_are_refused(tmp_path: Path) -> None:
         vectors(corpus, tmp_path / "no", tmp_path / "run")
 
 
+def test_a_text_of_a_fold_may_be_in_the_test_set_too(tmp_path: Path) -> None:
+    corpus = corpus_of(tmp_path / "c.tsv")
+    made = split(corpus, folds=3)
+    first, *others = np.flatnonzero(made.group == np.bincount(made.group).argmax())
+    places = made.folds.copy()
+    places[others] = TEST
+    tuned(corpus, tmp_path / "run", split=replace(made, folds=places), epochs=1)
+    folds = embedkit.load(vectors(corpus, tmp_path / "data", tmp_path / "run")).column("fold")
+    assert others
+    # of its model, which has not seen it
+    assert {folds[copy] for copy in others} == {folds[first]} == {made.folds[first]}
+
+
 def test_one_model_is_refused_for_its_training_records(shared: Path, tmp_path: Path) -> None:
     data, model = embedkit.load(shared / "data"), shared / "run/model/fold-1"
     for fold in (0, 1, 2, ALL_FOLDS):
@@ -223,6 +236,12 @@ def test_one_model_is_refused_for_its_training_records(shared: Path, tmp_path: P
     vectors(unseen, tmp_path / "unseen", tmp_path / "run")
     encoder = embedkit.Encoder(tmp_path / "run/model/fold-0", device="cpu")
     assert np.allclose(embedkit.load(tmp_path / "unseen").X, encoder.encode(unseen), atol=1e-5)
+    # a query may be what all were trained on
+    query = column[trained[0]]
+    answer = embedkit.Searcher(tmp_path / "unseen", device="cpu").texts(query, k=1)
+    vectors_of = partial(encoder.encode, normalize_embeddings=True)
+    cosines = vectors_of(unseen) @ vectors_of([query])[0]
+    assert answer.hits[0].score == pytest.approx(cosines.max(), abs=1e-5)
 
 
 def test_new_texts_and_test_sets_are_encoded_alike(shared: Path, tmp_path: Path) -> None:

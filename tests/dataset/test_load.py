@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import subprocess
+import sys
 from contextlib import chdir
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -155,14 +157,15 @@ def test_the_seed_decides_the_order(made: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a single core
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_example_for_pytorch_runs(made: Path, workers: int) -> None:
+def test_the_example_for_pytorch_runs(made: Path, tmp_path: Path, workers: int) -> None:
     section = (ROOT / "docs/extract.md").read_text("utf-8").partition("of PyTorch")[2]
     code = section.split("```")[1].removeprefix("python").replace('"vectors"', repr(str(made)))
-    names: dict[str, Any] = {}
-    exec(code.replace("num_workers=2", f"num_workers={workers}"), names)
-    batches = list(names["loader"])
-    assert isinstance(batches[0]["X"], torch.Tensor)
-    assert sum(len(batch["X"]) for batch in batches) == len(names["data"])
+    script = tmp_path / "example.py"
+    script.write_text(code.replace("num_workers=2", f"num_workers={workers}"))
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert not ran.returncode, ran.stderr
+    shapes = [ast.literal_eval(line[len("torch.Size") :]) for line in ran.stdout.splitlines()]
+    assert sum(count for (count, _) in shapes) == len(embedkit.load(made))
 
 
 # new texts

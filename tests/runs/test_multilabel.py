@@ -249,7 +249,7 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     assert [row.kind for row in found.rows][-1] == "majority"
     difference = found.differences["run", "tfidf"]
     assert difference.low <= difference.value <= difference.high
-    scores = reported_scores(read_predictions(folder / "run", tuple(WORDS)), seed=0)
+    scores = reported_scores(read_predictions(folder / "run", tuple(WORDS)))
     assert found.row("run").scores["lrap"].value == scores["cross_validation"]["lrap"].value
     runs = [found.predictions[name] for name in ("run", "tfidf")]
     mean = np.mean([p.proba for p in runs], axis=0)

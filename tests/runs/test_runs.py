@@ -93,7 +93,7 @@ def test_runs_of_another_version_are_refused(path: Path, changes: dict[str, Any]
 def test_the_text_of_a_run_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (path,), _, _ = random_runs(tmp_path, ["a"], n=800, classes=26, test=100)
     made = read_predictions(path, tuple(map(str, range(26))))
-    scores, per_class = reported_scores(made, seed=0), class_scores(made)
+    scores, per_class = reported_scores(made), class_scores(made)
     content = replace(run_of(path, TrainRun), scores=scores, per_class=per_class)
     result = RunResult(path, content)
     for text in (run_text(result), run_info_text(path, content)):

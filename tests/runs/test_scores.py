@@ -115,7 +115,7 @@ def test_baselines_of_rare_positives() -> None:
     random = np.random.default_rng(0)
     target = Target((random.random(200) < 0.1).astype(int), ("no", "yes"))
     made = predictions_of(target, random.dirichlet([4, 1], size=200), np.arange(200) % 3)
-    found = reported_scores(made, seed=0, beta=7)["cross_validation"]
+    found = reported_scores(made, beta=7)["cross_validation"]
     ones = np.ones(200, int)
     assert found["f7"].majority == pytest.approx(metrics.fbeta_score(target.y, ones, beta=7))
     assert found["f1"].majority == pytest.approx(metrics.f1_score(target.y, ones))
@@ -216,7 +216,7 @@ def test_the_baseline_is_not_beaten_by_chance_where_folds_differ(classes: tuple[
         noise = np.random.default_rng(seed).uniform(0.01, 0.99, 200)
         proba = np.stack([1 - noise, noise], axis=1) if classes else noise
         p = predictions_of(Target(y, classes), proba, fold)
-        scores = reported_scores(p, seed=0)["cross_validation"]
+        scores = reported_scores(p)["cross_validation"]
         for name, guess in guesses.items():
             assert scores[name].majority == pytest.approx(guess)
             better[name] += (scores[name].p or 1) < 0.05 and scores[name].value > guess
@@ -233,6 +233,6 @@ def test_a_correlation_of_one_fold_is_better_than_a_constant(name: str) -> None:
     y = np.arange(30.0)
     values = y + np.random.default_rng(0).normal(size=30)
     p = predictions_of(Target(y, ()), values, np.zeros(30, int))
-    score = reported_scores(p, seed=0, prior=(14.5,))["cross_validation"][name]
+    score = reported_scores(p, prior=(14.5,))["cross_validation"][name]
     assert score.majority == 0
     assert (score.p or 1) < 0.001

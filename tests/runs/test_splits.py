@@ -216,7 +216,7 @@ def test_what_is_no_split(tmp_path: Path) -> None:
             read_split(tmp_path / f"{name}.parquet")
 
 
-def test_of_a_corpus(tmp_path: Path) -> None:
+def test_of_a_corpus(tmp_path: Path, notes: list[str]) -> None:
     corpus = tmp_path / "c.tsv"
     lines = [f"text {i % 30}\t{i % 2}\tg{i % 30 % 7}" for i in range(60)] + ["\t1\tg1"]
     corpus.write_text("text\tlabel\twho\n" + "\n".join(lines) + "\n")
@@ -229,6 +229,10 @@ def test_of_a_corpus(tmp_path: Path) -> None:
         corpus, group="who", folds=2, out=tmp_path / "s.parquet", overwrite=True
     )
     assert grouped.settings.grouped
+    # records of a further file are units of their own, which is told
+    grouped.check_test("new.tsv")
+    made.check_test("new.tsv")
+    assert sum("records of the test set are resampled one by one" in n for n in notes) == 1
 
 
 # equal texts, also where they are not stored
