@@ -229,11 +229,13 @@ def did_you_mean(name: str, choices: Iterable[str], *, place: str = "") -> str:
 
 
 def near_path(path: Path) -> str:
-    """As :func:`did_you_mean`, for a file or a folder that does not exist."""
+    """As :func:`did_you_mean`, for a file or a folder that does not exist, or is unfinished."""
     if not path.parent.is_dir():
         return ""
-    place = str(path).removesuffix(path.name)
-    return did_you_mean(path.name, (p.name for p in path.parent.iterdir()), place=place)
+    place, names = str(path).removesuffix(path.name), {p.name for p in path.parent.iterdir()}
+    if (unfinished := f"{path.name}.incomplete") in names:
+        return f" {place}{unfinished} is unfinished: run the command that made it again."
+    return did_you_mean(path.name, names, place=place)
 
 
 def first_line(error: BaseException) -> str:

@@ -181,7 +181,8 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
     kind = "tokens" if stored.tokens else "words" if stored.words and not spans else None
     if kind is None:
         raise UsageError(
-            f"{data.path} has no word vectors. Use sentences, or extract it again with "
+            f"{data.path} has no word vectors{' but those of its spans' if spans else ''}. Give "
+            "sentences instead of it, or extract it again with "
             f"{Option('words', 'mean', of='extract')} or {Option('tokens', True, of='extract')}."
         )
     if "text" not in data.columns:

@@ -327,7 +327,7 @@ def invalid_proba(row: Int64, proba: Float64, *, tolerance: float) -> str:
     wrong |= np.abs(proba.sum(axis=1) - 1) > tolerance
     if not wrong.any():
         return ""
-    return f"row {row[wrong][0]} has invalid probabilities: {proba[wrong][0]}"
+    return f"row {row[wrong][0]} has invalid probabilities: {proba[wrong][0].tolist()}"
 
 
 def _numbers(column: pa.ChunkedArray, classes: Sequence[str]) -> NDArray[Any]:

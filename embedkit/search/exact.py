@@ -23,9 +23,9 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
 from itertools import islice
 from typing import Any, NamedTuple
@@ -302,6 +302,7 @@ class Hit:
     text: str | None = None
     text_pair: str | None = None
     label: str | None = None
+    columns: Mapping[str, str | None] = field(default_factory=dict)  # that were kept beside it
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -392,7 +393,8 @@ class Searcher(Reloaded):
         first = np.full(len(every), -1)
         first[text[among[::-1]]] = among[::-1]  # of several the last one that is written stays
         self._first = first[text]
-        names = ("row", "id", "text", "text_pair", "label")
+        self._kept = self.data.manifest.job.input.keep
+        names = ("row", "id", "text", "text_pair", "label", *self._kept)
         columns = [name for name in names if name in self.data.columns]
         self._table_at: Callable[[Int64], pa.Table] = partial(
             self.data.reader.table_at, names=columns
@@ -556,7 +558,10 @@ class Searcher(Reloaded):
         # records are read at the end, each once, in the order of the files
         hit_indices = sorted({index for hits in kept.values() for _, index in hits})
         table = self._table_at(np.array(hit_indices, np.int64))
-        records = dict(zip(hit_indices, table.to_pylist(), strict=True))
+        records = {}
+        for index, record in zip(hit_indices, table.to_pylist(), strict=True):
+            columns = {name: record.pop(name) for name in self._kept}
+            records[index] = {**record, "columns": columns}
         return [
             Answer(name, tuple(Hit(score, **records[index]) for score, index in kept[number]))
             for number, name in enumerate(names)

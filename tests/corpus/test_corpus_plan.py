@@ -24,6 +24,7 @@ from tests.corpus_fixtures import Folder, plan_files, read_files
     [
         ("rating_train.txt", r"ratings_train\.txt"),  # its neighbour
         ("nowhere/corpus.tsv", r"The folder .*nowhere does not exist\."),
+        ("vectors", r"vectors\.incomplete is unfinished: run the command"),
         ("", r"is a folder; give its files, such as .*/data\.arrow\."),
         ("pipe", "is a pipe"),
         ("a\0b", "null"),  # byte, or from Python 3.14 on character
@@ -33,6 +34,7 @@ def test_what_is_no_file(folder: Folder, name: str, message: str) -> None:
     folder.write("text\na\n", "ratings_train.txt")
     folder.write("", "data.arrow")  # of a saved Dataset, whose other files say what it is
     os.mkfifo(folder.path / "pipe")
+    (folder.path / "vectors.incomplete").mkdir()
     with pytest.raises(CorpusError, match=message):
         InputFile.of(folder.path / name)
 

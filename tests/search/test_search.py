@@ -211,6 +211,12 @@ def test_columns_that_sql_cannot_tell_apart(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="Tag, tag differ in case alone"):
         chosen_records(data, "tag = 'A'")
     assert chosen_records(data, "text = 'bad' OR text = 'tag'").tolist() == [False, True]
+    for warm in (True, False):  # from memory, and from the files
+        hits = Searcher(tmp_path / "d", warm=warm).texts("good").hits
+        assert [(hit.text, hit.columns) for hit in hits] == [
+            ("good", {"Tag": "A", "tag": "B"}),
+            ("bad", {"Tag": "B", "tag": "A"}),
+        ]
 
 
 # searching texts
