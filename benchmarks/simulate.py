@@ -29,7 +29,10 @@ from embedkit.units.units import Units
 
 AREAS = ("roc_auc", "average_precision")
 METRICS = {
-    True: ("accuracy", "macro_f1", "log_loss", "roc_auc", "average_precision", "f2"),
+    True: (
+        *("accuracy", "macro_f1", "balanced_accuracy"),
+        *("log_loss", "roc_auc", "average_precision", "f2"),
+    ),
     False: ("rmse", "r2", "spearman"),
 }
 STRENGTH, BETTER = {True: 1.5, False: 0.8}, {True: 0.35, False: 0.15}

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from embedkit import Encoder, similarity, sts
+from embedkit.cli.text import number_text
 from embedkit.errors import OutputExistsError, UsageError
 from tests.finetune_fixtures import write_lines
 from tests.processes import invoke
@@ -122,4 +123,9 @@ def test_the_command(corpus: Path) -> None:
     assert "the cosines of all pairs are equal" in flat.output
     assert "pearson" in invoke(*common, "--score", "score", "--layers", "0,-1", "--all").output
     assert "mean_2" in invoke(*common, "--layers", "-1", "--pooling", "mean").output
-    assert len(json.loads(invoke(*common, "--score", "score", "--json").stdout)["pairs"]) == 5
+    data = json.loads(invoke(*common, "--score", "score", "--json").stdout)
+    for name, cosines in compare(corpus, layers="all").cosines.items():
+        assert [pair["cosine"][name] for pair in data["pairs"]] == pytest.approx(cosines, abs=1e-6)
+    ranks = [found["spearman"] for found in data["agreement"].values()]
+    widths = [(rank["high"] - rank["low"]) / 2 for rank in ranks if rank["value"] is not None]
+    assert f"±{number_text(max(widths))} at most" in scored.output

@@ -175,12 +175,13 @@ def test_only_what_was_seen_is_replaced(tmp_path: Path) -> None:
     def write_file() -> None:
         with storage.new_file(tmp_path / "file", free=lambda: None) as work:
             work.write_text("second")
-            (tmp_path / "file").write_text("mine, too")
+            (tmp_path / "file").write_text("other")  # as long as the first
+            os.utime(tmp_path / "file", ns=(0, 0))
 
     for write in (write_folder, write_file):
         with pytest.raises(LockedError, match="changed by another process"):
             write()
-    assert (tmp_path / "file").read_text() == "mine, too"
+    assert (tmp_path / "file").read_text() == "other"
     assert (tmp_path / "folder/file").read_text() == "first"
     assert (tmp_path / "folder/mine").exists()
     assert not (tmp_path / "file.incomplete").exists()
@@ -224,6 +225,28 @@ def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     notes.write_text("mine")
     storage.finish_swap(tmp_path / "out", lambda _: False)
     assert notes.read_text() == "mine"
+
+
+def test_a_mark_goes_last_and_leftovers_do_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = storage.incomplete(tmp_path / "out")
+    (work / storage.UNFINISHED).mkdir(parents=True)
+    (work / ".x.0123.partial").touch()
+    with storage.new_folder(tmp_path / "out", begin=lambda _: None) as folder:
+        (folder / "file").write_text("new")
+        (folder / "files").write_text("old")
+    assert sorted(storage.file_sums(tmp_path / "out")) == ["file", "files"]
+    (tmp_path / "out/files").write_text("damaged")
+    storage.check_files(tmp_path / "out", ["file"])  # whose name another one begins with
+    (tmp_path / "out" / storage.UNFINISHED).mkdir()
+    monkeypatch.setattr(storage, "remove_file", lambda _: 1 / 0)  # it is killed there
+    with pytest.raises(ZeroDivisionError):
+        storage.empty_folder(tmp_path / "out")
+    assert (tmp_path / "out" / storage.UNFINISHED).exists()
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(OutputExistsError, match="link exists"):
+        storage.refuse_existing(tmp_path / "link", overwrite=False)
 
 
 def test_files_that_belong_together(tmp_path: Path) -> None:

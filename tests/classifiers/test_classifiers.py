@@ -128,6 +128,17 @@ def test_a_class_that_inner_folds_lack_has_no_probability_there() -> None:
     assert (found.inner.argmax(1) == y).mean() > 0.8
 
 
+def test_inner_folds_go_by_the_seed_and_all_of_them_score() -> None:
+    X, target = two_classes(120)
+    problem, index = Problem(units_with(X), target, split_of(target.y)), np.arange(120)
+    fits: Any = [fit(problem, index, EstimatorSettings(seed=seed)) for seed in (0, 1)]
+    assert not np.array_equal(fits[0].inner, fits[1].inner)
+    found: Any = fit(problem, index, EstimatorSettings("knn", seed=1))
+    folds = inner_folds(target.y, index, 5, seed=1)
+    losses = [log_loss(target.y[test], found.inner[test]) for _, test in folds]
+    assert found.choice.score == pytest.approx(-np.mean(losses))
+
+
 def test_two_training_records_have_no_inner_folds() -> None:
     X, y = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
     target, made = Target(y, ("a", "b")), split_of(y, folds=2)
@@ -168,6 +179,17 @@ def test_the_number_of_threads_changes_nothing(name: str) -> None:
     assert np.array_equal(single, double)
 
 
+def test_a_seed_draws_the_records_of_each_tree() -> None:
+    X, target = two_classes(80)
+    made = [build_pipeline(EstimatorSettings("lightgbm", seed=seed)) for seed in (0, 1, 1)]
+    first, second, same = (
+        pipeline.set_params(estimator__colsample_bytree=1.0).fit(X, target.y).predict_proba(X)
+        for pipeline in made
+    )
+    assert np.array_equal(second, same)
+    assert not np.array_equal(first, second)
+
+
 @pytest.mark.parametrize("tune", [False, True])
 def test_inner_folds_never_divide_a_group(tune: bool) -> None:
     """Neighbours weighted by distance know every group that they were fitted on."""
@@ -179,6 +201,7 @@ def test_inner_folds_never_divide_a_group(tune: bool) -> None:
     for train, test in inner_folds(y, group, 3, seed=0):
         assert not set(group[train]) & set(group[test])
         assert abs(y[test].mean() - 0.5) < 0.1
+    assert np.array_equal(build_pipeline(EstimatorSettings("knn")).fit(X, y).predict(X), y)
     for name in ("knn", "logreg", LINEAR_SVC):
         target, by_metric = Target(y, ("0", "1")), Threshold(None, None)
         settings = EstimatorSettings(name, tune=tune, threshold=by_metric)
@@ -198,6 +221,10 @@ def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
     words = dict(fitted.pipeline["tfidf"].transformer_list)["words"].vocabulary_
     assert {"only0", "only1", "only3", "only4"} <= set(words)
     assert "only2" not in words
+    vectorizer = dict(fitted.pipeline["tfidf"].transformer_list)["words"]
+    twice, once = (vectorizer.transform([f"{text} only1"]).toarray()[0] for text in ("a a", "a"))
+    a, other = words["a"], words["only1"]
+    assert twice[a] / twice[other] == pytest.approx((1 + np.log(2)) * once[a] / once[other])
 
 
 # weights, calibration, the unit of a target

@@ -27,6 +27,7 @@ from embedkit.classifiers.probe import Candidates, probe
 from embedkit.cli.run_text import run_text
 from embedkit.geometry import effective_rank
 from embedkit.records import to_json
+from embedkit.runs.cross_validation import Problem
 from embedkit.runs.figures import learning
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import ProbeRun
@@ -63,6 +64,7 @@ def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, run: Path, tmp_path: 
     (alone,) = probe(data, out=tmp_path / "p", view="cls_2", **CURVE).content.view_scores
     assert (view.name, view.score, view.control) == ("cls_2", alone.score, alone.control)
     assert view.curve == alone.curve
+    assert view.selectivity == view.score.value - view.control
 
 
 @pytest.fixture
@@ -83,6 +85,9 @@ def test_every_fit_is_on_training_records(data: Path, tmp_path: Path, calls: Any
         assert records <= folds[number // 5]
     sizes = [records for records, _ in result.content.view_scores[0].curve]
     assert sizes == [6, 12, 24, 42, 60] == sorted({len(records) for records in fitted})
+    target = Problem.of(Units.of_dataset(embedkit.load(data)), split=split, seed=0).target
+    order = growing_order(split.subsets()[0][0], target, seed=0)
+    assert [set(order[:size].tolist()) for size in sizes[:-1]] == fitted[1:5]
     extract_tiny(corpus_of(tmp_path / "c.tsv", 8), tmp_path / "few")
     few = probe(tmp_path / "few", out=tmp_path / "f", view="mean_2", **CURVE)
     sizes = [records for records, _ in few.content.view_scores[0].curve]
@@ -245,10 +250,10 @@ def test_combinations_are_of_neighbours_of_one_linear_pooling() -> None:
 
 def test_layers_that_complete_each_other_are_put_side_by_side() -> None:
     """One layer tells the first two classes from the others, another one the odd from the even."""
-    X, y = planted(n=160, layers=4)
+    X, y = planted(n=160, layers=8)  # of which three are tried for each further view
     X[:, 0, 0] += 4 * (y // 2)
     X[:, 2, 1] += 4 * (y % 2)
-    fits, gain = probed({f"mean_{layer}": X[:, layer] for layer in range(4)}, y, folds=2)
+    fits, gain = probed({f"mean_{layer}": X[:, layer] for layer in range(8)}, y, folds=2)
     for fold in fits.folds:
         assert {"mean_0", "mean_2"} <= set(fold.model.name.split(" + "))
     assert gain.low > 0.2
@@ -262,6 +267,14 @@ def test_what_only_one_layer_knows_is_taken_from_it() -> None:
     weights = [fold.model.weights for fold in fits.final["mean_mixture"]]
     assert np.argmax(weights, axis=1).tolist() == [1] * len(fits.folds)
     assert gain.low > 0
+
+
+def test_the_gain_is_over_the_best_pooling_of_the_last_layer() -> None:
+    X, y = planted(n=160, layers=3)
+    X[:, 2, 0] += 6 * y
+    names = ("mean_0", "cls_1", "mean_1")
+    _, gain = probed({name: X[:, i] for i, name in enumerate(names)}, y, folds=2)
+    assert gain.low <= 0
 
 
 def test_every_fit_of_a_combination_is_on_training_records(

@@ -19,8 +19,17 @@ from embedkit.dataset.extract import estimate, run_plan
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.settings import ExtractOptions
 from tests.models import slow
-from tests.processes import ROOT, command, fresh, program
-from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, tiny_model, tree, write_tsv
+from tests.processes import ROOT, command, fresh, invoke, program
+from tests.run_fixtures import train
+from tests.store_fixtures import (
+    N_ACCEPTED,
+    ROWS,
+    extract_tiny,
+    manifest_of,
+    tiny_model,
+    tree,
+    write_tsv,
+)
 
 CLEAN = [row for row in ROWS if row[1].strip()]
 
@@ -92,7 +101,9 @@ def test_quiet_prints_only_results_and_errors(here: Path) -> None:
     assert (refused.stdout, refused.stderr != "") == ("", True)
 
 
-def test_dry_run_writes_nothing_and_counts_exactly(here: Path) -> None:
+def test_dry_run_writes_nothing_and_counts_exactly(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = tree(here)
     done = command(*extract("--dry-run", "--json"), cwd=here)
     assert tree(here) == before
@@ -103,6 +114,10 @@ def test_dry_run_writes_nothing_and_counts_exactly(here: Path) -> None:
     assert cost["sampled"] == N_ACCEPTED
     command(*extract("--out", "out"), cwd=here)
     assert cost["tokens"] == manifest_of(here / "out")["totals"]["ledger"]["tokens_kept"]
+    for free, warned in ((1.05, True), (1.2, False)):  # a margin of a tenth
+        size = int(free * cost["bytes_total"])
+        monkeypatch.setattr("embedkit.storage.free_bytes", lambda _, size=size: size)
+        assert ("will not fit" in invoke(*extract("--dry-run")).output) == warned
     options = ("--dry-run", "--out", "out", "--layers", "0", "--json")
     assert "--overwrite" in json.loads(command(*extract(*options), cwd=here).stdout)["output"]
 
@@ -126,6 +141,19 @@ def test_dry_run_estimates_the_bytes(
         estimated = estimate(plan)["bytes_total"]
         files = run_plan(plan).manifest.files
     assert estimated == pytest.approx(sum(f.bytes for f in files.values()), rel=0.15)
+
+
+def test_what_is_left_over_is_told(here: Path) -> None:
+    rows = [(str(i), f"good movie {i}", "abcde"[i % 5] if i > 2 else "") for i in range(53)]
+    write_tsv(here / "some.tsv", rows)
+    said = invoke("split", "some.tsv", "--out", "s.parquet", "--folds", 2).output
+    assert "without a label 3" in said
+    data = extract_tiny(here / "some.tsv", here / "data").out
+    train(data, out=here / "run", features="tfidf", folds=2)
+    said = invoke("predict", "run", "--text", "good movie").output
+    shares = [float(share) for share in re.findall(r"([\d.]+) %", said)]
+    assert (len(shares), shares[:3]) == (4, sorted(shares[:3], reverse=True))
+    assert sum(shares) == pytest.approx(100, abs=0.3)
 
 
 # Help

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple
+import json
+import re
+from dataclasses import astuple, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,8 +17,9 @@ from sklearn import metrics
 
 from embedkit.cli.compare import comparison_text
 from embedkit.comparison import blend as blending
+from embedkit.comparison import table as tables
 from embedkit.comparison.blend import blend, write_blend
-from embedkit.comparison.load import read_runs
+from embedkit.comparison.load import LoadedRun, _with_shared_words, read_runs
 from embedkit.comparison.table import Compared, compare, judge
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.prediction_files import parse_submission, read_prediction_files, write_prediction_file
@@ -24,9 +28,17 @@ from embedkit.runs.metrics import Threshold, best_threshold
 from embedkit.runs.run import TestSetContent
 from embedkit.runs.scores import reported_scores
 from embedkit.storage import seal
+from embedkit.units.target import Target
 from tests.page_checks import page_of
 from tests.processes import invoke
-from tests.run_fixtures import edit_run, random_runs, scores_of, write_fake_run, write_fake_runs
+from tests.run_fixtures import (
+    edit_run,
+    predictions_of,
+    random_runs,
+    scores_of,
+    write_fake_run,
+    write_fake_runs,
+)
 
 row_of: Any = Compared.row
 
@@ -47,6 +59,8 @@ def test_scores_are_those_of_the_run_itself(tmp_path: Path, classes: int) -> Non
             assert astuple(score) == pytest.approx(astuple(expected[name]), nan_ok=True)
             assert np.isnan(score.low) == (name == "calibration_error")  # it is biased
         assert scores["accuracy"].value == metrics.accuracy_score(y, output.argmax(1))
+    # class frequencies are right on average by construction: that is no merit
+    assert np.isnan(row_of(found, "majority").scores["calibration_error"].value)
 
 
 # differences
@@ -129,6 +143,10 @@ def test_the_smallest_difference_that_matters(tmp_path: Path) -> None:
     assert loss.lower
     assert compare(paths, metric="log_loss", min_difference=0.25).min_difference == 0.25
     assert compare(paths, metric="mcc").min_difference == 0.01
+    y = np.arange(100) % 2
+    nearly = np.eye(2)[np.where(np.arange(100) < 3, 1 - y, y)]
+    sharp = write_fake_run(tmp_path / "sharp", y, nearly)
+    assert compare([sharp]).min_difference == pytest.approx(0.03 / 10)  # of what is missing
     with pytest.raises(UsageError, match="min_difference"):
         compare(paths, min_difference=-1)
 
@@ -194,6 +212,23 @@ def test_a_stack_of_few_records_and_many_classes_is_no_worse_than_the_mean() -> 
         assert np.allclose(found.sum(axis=1), 1)
         right[kind] = np.mean(found.argmax(axis=1) == y[~known])
     assert right["stacked"] > right["mean"] > 0.5
+
+
+def test_a_run_that_is_certain_does_not_outvote_all_others() -> None:
+    values = [np.array([[1.0, 0.0]])] + 4 * [np.array([[0.01, 0.99]])]
+    start = np.array([0.2] * 5 + [0.0, 0.0])  # equal weights, no shifts
+    assert blending._by_pool(start, values).argmax() == 1
+
+
+def test_words_of_a_test_set_are_not_those_of_the_folds() -> None:
+    y = np.arange(6) % 2
+    p = predictions_of(Target(y, ("0", "1")), np.eye(2)[y], np.array([0, 0, 1, -1, -1, -1]))
+    order = np.argsort(p.row)
+    p = replace(p.take(order), row=np.array([0, 1, 2, 0, 1, 2]), word=np.zeros(6, np.int64))
+    content: Any = None
+    runs = [LoadedRun(n, Path(n), content, p.take(np.arange(k))) for n, k in (("a", 6), ("b", 5))]
+    for run in _with_shared_words(runs):
+        assert run.predictions.row.tolist() == [0, 1, 2, 0, 1]
 
 
 def blended_in_fold(tmp_path: Path, kind: str, flipped: bool, **options: Any) -> np.ndarray:
@@ -272,6 +307,12 @@ def test_of_one_fold_no_threshold_of_a_blend_is_chosen(tmp_path: Path) -> None:
     found = compare(write_fake_runs(tmp_path, "ab", y, outputs, [0] * 40), metric="f1")
     blended = found.predictions["blend: mean"]
     assert np.array_equal(blended.y_pred, blended.proba.argmax(1))
+
+
+def test_a_blend_has_a_threshold_where_one_of_its_runs_has(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60)
+    edit_run(paths[1], threshold=0.3, threshold_metric="f1")
+    assert compare(paths).blends["mean"].threshold is not None
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e4])
@@ -362,6 +403,7 @@ def test_mixtures_are_refused(tmp_path: Path) -> None:
         "true labels": {"y": y[::-1]},
         "label column": {"y": np.array(["x", "y"])[y], "classes": ("x", "y")},
         "other records": {"row": range(1, 51)},
+        "predictions for other records": {"folds": (np.arange(50) + 1) % 5},
     }
     for message, changes in others.items():
         other = write_fake_run(tmp_path / message, **{"y": y, "output": outputs[0], **changes})
@@ -419,12 +461,33 @@ def test_cost_is_taken_over(tmp_path: Path) -> None:
     edit_run(paths[1], cost={"fit_seconds": 3, "predict_seconds": 1})
     together = row_of(compare(paths), "blend: mean").cost
     assert (together.fit_seconds, together.predict_seconds, together.size_bytes) == (5, 30, 2_000)
+    costs = comparison_text(table).partition("Cost;")[2]
+    assert re.search(r"^ *a +2\.0 +– +10", costs, re.MULTILINE)
+
+
+def test_an_encoder_costs_its_least_time_and_a_dataset_is_encoded_once(tmp_path: Path) -> None:
+    paths, _, _ = random_runs(tmp_path, ["a", "b", "c"], n=60, test=10)
+    dataset = json.loads((paths[0] / "run.json").read_text("utf-8"))["dataset"]
+    dataset["model"]["sha256"] = {"weights": "0"}
+    for path, fingerprint in zip(paths, "ffg", strict=True):
+        edit_run(path, dataset=dataset | {"fingerprint": fingerprint})
+    stored: Any = [
+        SimpleNamespace(manifest=SimpleNamespace(fingerprint=name), encode_seconds=seconds)
+        for name, seconds in (("f", 4.0), ("g", 6.0))
+    ]
+    costs = tables._costs(read_runs(paths), stored, compare(paths).blends)
+    assert [costs[name].encode_seconds for name in "abc"] == [4.0] * 3
+    assert costs["a"].milliseconds == 4.0 + 1_000 * 0.5 / 50  # for the records of the folds
+    assert costs["blend: mean"].encode_seconds == 8.0  # two datasets
 
 
 def test_the_answer_has_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     paths, _, _ = random_runs(tmp_path, [f"run{i}" for i in range(12)], n=60, test=10)
     assert len(invoke("compare", *paths).output.splitlines()) <= 15
+    edit_run(paths[0], features="tfidf", views=[])
+    few = invoke("compare", *paths).output
+    assert re.search(r"^ +run0 ", few, re.MULTILINE)  # the baseline stays, though it is the worst
     every = invoke("compare", *paths, "--all", "-q").output
     assert all(f"  {path.name} " in every for path in paths)
 
@@ -545,6 +608,11 @@ def test_a_submission_that_lacks_records_says_so(tmp_path: Path) -> None:
     said = invoke("compare", *paths, *out).stdout
     assert "10 records" in said
     assert "3 records of the test set rejected" in " ".join(said.split())
+    for metric in ("log_loss", "accuracy"):
+        said = " ".join(
+            invoke("compare", *paths, *out, "--overwrite", "--metric", metric).stdout.split()
+        )
+        assert ("the metric is of probabilities" in said) == (metric == "log_loss")
 
 
 def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unicodedata import normalize
@@ -15,15 +17,19 @@ import pytest
 
 from embedkit import compare, split
 from embedkit.cli.compare import comparison_text
+from embedkit.comparison import load, recommendation
 from embedkit.comparison.recommendation import recommend
 from embedkit.comparison.report import write_report
+from embedkit.dataset.format import Layout, read_manifest
 from embedkit.errors import EmbedkitError, UsageError
 from embedkit.runs.folder import read_run
+from embedkit.runs.run import TestSetContent
+from embedkit.storage import seal
 from tests.finetune_fixtures import corpus_of, tuned
 from tests.models import slow
 from tests.page_checks import page_of
 from tests.processes import command
-from tests.run_fixtures import train, write_frame
+from tests.run_fixtures import random_runs, train, write_frame
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 SAME: dict[str, Any] = {"prefix": "query: ", "max_length": 12, "on_long": "window", "stride": 2}
@@ -57,6 +63,34 @@ def test_every_setting_that_differs_is_named(folder: Path, tmp_path: Path) -> No
     assert list(named["model"].values()) == [both, alone]
     for text in (page_of(found, tmp_path / "report.html"), comparison_text(found)):
         assert "different input: max_length is 12 (vectors, same); 24 (other)." in text
+    run: Any = next(run for run in same.runs if run.name == "vectors")
+    for setting, value in (("special_tokens", False), ("stride", 3)):
+        vectors = replace(run.content.dataset.vectors, **{setting: value})
+        other = replace(run.content, dataset=replace(run.content.dataset, vectors=vectors))
+        differing = load.input_differences([run, run._replace(content=other)])
+        assert differing.keys() == {setting}
+    tuned: Any = next(run for run in same.runs if run.name == "same")
+    cut = {"records": 1, "records_all": 200, "tokens": 25, "tokens_all": 100}
+    run = tuned._replace(content=replace(tuned.content, truncated=cut))
+    (notice,) = recommendation._cut(replace(same, runs=[run], datasets=()))
+    assert notice.sentence.endswith("(0.5 %) at 12 tokens; 25 % of all tokens are not read.")
+
+
+def test_datasets_are_those_that_the_runs_were_made_from(folder: Path, tmp_path: Path) -> None:
+    found = compare([folder / "tfidf", folder / "vectors"])
+    (dataset,), run = found.datasets, found.runs[1]
+    other = replace(run.content, dataset=replace(run.content.dataset, fingerprint="0" * 64))
+    assert load.find_datasets([run._replace(content=other)]) == ()
+    # the next command is on the one that most runs share
+    shared = dataset._replace(path=Path("shared"), runs=("a", "b", "c"))
+    assert "shared" in recommendation._command(replace(found, datasets=(dataset, shared)), "probe")
+    # a resumed job has timed only the shards that it made
+    data = shutil.copytree(folder / "data", tmp_path / "data")
+    log, manifest = Layout(data).log, read_manifest(data)
+    last = json.loads(log.read_text("utf-8").splitlines()[-1])
+    with log.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(last | {"shards_found": 1, "seconds": 1e-3}) + "\n")
+    assert load._encode_seconds(data, manifest, words=False) == dataset.encode_seconds
 
 
 @pytest.mark.parametrize("made", [True, *slow(False)], ids=["split file", "own split"])
@@ -149,6 +183,23 @@ def test_ids_and_labels_may_be_decomposed(tmp_path: Path) -> None:
     file.write_bytes(b"id,y_pred\n" + "글0,좋\n".encode("cp949"))
     with pytest.raises(UsageError, match="no id: invalid_encoding, utf-8"):
         compare([run.out, file])
+
+
+def test_records_of_another_tool_are_those_of_the_folds_and_have_one_id(tmp_path: Path) -> None:
+    own = TestSetContent(source=("t",), rejected=0, seen_texts=0)
+    (path,), _, _ = random_runs(tmp_path, ["a"], n=60, test=10, test_set=own)
+    file, llm = path / "predictions.parquet", tmp_path / "llm.csv"
+    frame = pq.read_table(file).to_pandas()
+    write_frame(frame[frame["fold"] != "test"], llm)
+    found = compare([path, llm])
+    assert (found.row(llm.name).test, found.row("a").test.keys()) == (
+        {},
+        found.row("a").scores.keys(),
+    )
+    frame.replace({"id": {"id15": "id10"}}).to_parquet(file)
+    seal(path)
+    with pytest.raises(UsageError, match="of the runs stand twice, such as 'id10'"):
+        compare([path, llm])
 
 
 def test_decisions_and_probabilities_do_alone(folder: Path, store: Any, notes: list[str]) -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,21 @@ from scipy.stats import binomtest, norm
 from sklearn.metrics import confusion_matrix
 
 import embedkit
+from embedkit.comparison import cases as casing
 from embedkit.comparison import recommendation
-from embedkit.comparison.cases import MOST_SUSPICIONS, cases_of, confused_pairs, label_suspicions
+from embedkit.comparison.cases import (
+    MOST_SUSPICIONS,
+    by_class,
+    cases_of,
+    confused_pairs,
+    label_suspicions,
+)
 from embedkit.comparison.recommendation import Recommendation, notices, recommend, run_notices
 from embedkit.comparison.report import charts_of
 from embedkit.comparison.table import Compared, compare, records_to_decide
+from embedkit.dataset.format import Totals
 from embedkit.drawing import Scene, text_width
+from embedkit.encoding.views import view_ranges
 from embedkit.errors import MismatchError, UsageError
 from embedkit.runs.figures import confusion, heat_map, reliability_bins, shaded_table
 from embedkit.runs.intervals import Difference, Score
@@ -99,6 +109,11 @@ def test_the_cheapest_of_those_that_lack_nothing_that_matters(
     for settings in ({"min_difference": 1.5}, {"min_difference": 3, "prefer": "score"}):
         open_ = compare(paths, **settings)
         assert (open_.winner.name, open_.selection.equal[:2]) == ("good", ("good", "same"))
+    # of an error it lacks the other end of the interval
+    lacking = compare(paths, metric="log_loss").differences["good", "same"]
+    between = (lacking.high - lacking.low) / 2
+    assert lacking.high < between < -lacking.low
+    assert compare(paths, metric="log_loss", min_difference=between).winner.name == "good"
     gap = Difference(0.004, -0.016, 0.024)
     needed = partial(records_to_decide, margin=0.01, records=100)
     assert needed(gap, pairs=1) == pytest.approx(100 * ((0.02 / 0.006) ** 2 - 1))
@@ -337,7 +352,55 @@ def test_the_next_command_trains_on_what_a_probe_chose_or_says_on_what(
         assert ("not store the sum of layers 0 to 1, mean" in advice.reason) == ("sum" in choice)
 
 
+@pytest.mark.parametrize("metric", ["accuracy", "log_loss"])
+def test_curves_and_untrained_views_know_which_way_is_better(metric: str) -> None:
+    lower = metric == "log_loss"
+    points = (10, Score(0.5, 0.49, 0.51)), (20, Score(0.7, 0.69, 0.71))
+    for curve, proven in ((points, not lower), (((10, points[1][1]), (20, points[0][1])), lower)):
+        chosen = SimpleNamespace(curve=curve)
+        content: Any = SimpleNamespace(metric=metric, noun="record", chosen=chosen)
+        (decision,) = recommendation._curve(content)
+        assert decision.answer == ("yes" if proven else "not proven")
+    views = [SimpleNamespace(name=f"mean_{i}", score=Score(0.5, 0.4, 0.6)) for i in range(3)]
+    untrained = {"mean_0": (0.3,), "mean_1": (0.5,), "mean_2": (0.7,)}
+    content = SimpleNamespace(metric=metric, view_scores=views, random_weights=untrained)
+    found: Any = SimpleNamespace(probes=[("p", content)])
+    (notice,) = recommendation._random_weights(found)
+    assert notice.sentence.endswith(
+        f"views: {view_ranges(['mean_0', 'mean_1'] if lower else ['mean_1', 'mean_2'])}."
+    )
+
+
 # what to look at
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_a_text_of_200_that_was_cut_is_told(cut: int) -> None:
+    ledger = {"records_truncated": cut, "tokens": 100, "tokens_cut": 25}
+    job = SimpleNamespace(vectors=SimpleNamespace(max_length=24))
+    manifest = SimpleNamespace(totals=Totals(accepted=200, ledger=ledger), job=job)
+    dataset = SimpleNamespace(path=Path("d"), manifest=manifest)
+    found: Any = SimpleNamespace(datasets=[dataset], runs=[])
+    told = [notice.sentence for notice in recommendation._cut(found)]
+    sentence = "d cuts 1 of 200 texts (0.5 %) at 24 tokens; 25 % of all tokens are not read."
+    assert told == [sentence] * cut
+
+
+def test_two_of_three_neighbours_doubt_a_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weak: dict[str, Any] = {"n": 200, "classes": 4, "strength": 0.2}
+    found = compare(random_runs(tmp_path, ["a", "b"], **weak)[0])
+    p, other = held_out(found, "a"), held_out(found, "b")
+    wrong = np.flatnonzero((p.y != p.y_pred) & (other.y != other.y_pred)).tolist()
+    agree = {i: (p.y == p.y_pred[i]).tolist() for i in wrong}
+    near = {  # of the k-th record k % 4 neighbours have the predicted label
+        i: [(agree[i].index(n < k % 4), 1.0) for n in range(3)] for k, i in enumerate(wrong)
+    }
+    monkeypatch.setattr(casing, "label_suspicions", lambda _: np.ones(len(p.y), bool))
+    monkeypatch.setattr(casing, "_nearest", lambda *_: ("mean_2", near))
+    doubted = cases_of(found, "a").lists["relabel"].tolist()
+    assert {wrong.index(i) % 4 for i in doubted} == {2, 3}
 
 
 def test_notices_count_their_records(tmp_path: Path) -> None:
@@ -418,6 +481,8 @@ def test_pairs_are_the_cells_beside_the_diagonal(compared: Compared) -> None:
     np.fill_diagonal(cells, 0)
     assert [count for *_, count in pairs] == sorted(cells[cells > 0], reverse=True)
     assert all(count == cells[true, predicted] for true, predicted, count in pairs)
+    scores = [score.f1 for _, score, _ in by_class(mine, None)]
+    assert scores == sorted(scores)
 
 
 def test_names_of_classes_stand_at_their_columns(compared: Compared) -> None:

@@ -207,6 +207,8 @@ def test_a_sample_is_reproducible_by_its_seed(folder: Folder) -> None:
         assert all(r.text == f"text {r.row // 2}" for r in got.records)
         assert len(got.rejects) == 200  # a reject is told whether or not it is drawn
         assert got.reader.counts.left_out == {"sample": 180}
+    # without a sample nothing is drawn by the seed, and a job is the same job
+    assert plan_files(path, seed=7) == plan_files(path)
     got = folder.read("text\na\n배배\nabc\n👍👍\n", min_chars=2)
     assert [r.row for r in got.records] == [1, 2, 3]
     got = read_files(folder.write(ROWS), sample=5, limit=20, min_chars=6, seed=1)

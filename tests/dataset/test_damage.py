@@ -232,6 +232,16 @@ def test_counts_that_do_not_add_up(out: Path, change: dict[str, int], problem: s
     assert any(problem in p for p in verify(out).problems)
 
 
+def test_rows_that_no_file_has_are_not_made_up(out: Path) -> None:
+    files = manifest_of(out)["files"]
+    for entry in files.values():
+        entry["rows"] += 1
+    state(out / "_embedkit/manifest.json", files=files)
+    _sealed(out)
+    with pytest.raises(DamagedError, match="rows"):
+        _ = embedkit.load(out).X
+
+
 @pytest.mark.parametrize("folder", ["sentences", "words", "tokens"])
 def test_missing_extra_and_swapped_parts(out: Path, folder: str) -> None:
     first, second, extra = (out / folder / f"part-0000000{i}.parquet" for i in (0, 1, 7))

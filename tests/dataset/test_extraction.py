@@ -8,7 +8,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -21,6 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import embedkit
+from embedkit.cli.data import _int8_lines
+from embedkit.dataset import planning
 from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, OutputExistsError, UsageError
 from tests.finetune_fixtures import write_lines
@@ -155,6 +159,30 @@ def test_rejects_at_every_edge(
 
 
 # Vectors
+
+
+def test_windows_by_default_overlap_by_a_quarter_and_are_of_longer_texts(tmp_path: Path) -> None:
+    texts = [" ".join(["good"] * n) for n in range(10, 18)]
+    corpus, windows = write_lines(tmp_path / "c.tsv", "text", *texts), {"on_long": "window"}
+    made, same = (
+        run(corpus, tmp_path / f"{len(stride)}", max_length=16, **windows, **stride).manifest
+        for stride in ({}, {"stride": 4})
+    )
+    assert made.fingerprint == same.fingerprint
+    lengths = np.array(embedkit.load(tmp_path / "0").column("n_tokens"))
+    assert 16 in lengths
+    assert made.totals.ledger["records_longer_than_limit"] == (lengths > 16).sum()
+
+
+@pytest.mark.parametrize("numbers", [4_000, 20_000])
+def test_a_shard_has_as_many_rows_as_its_bytes_allow(numbers: int) -> None:
+    def rows(count: int, storage: str) -> int:
+        about: Any = {"token_layers": {}, "tokens": False, "words": None}
+        settings: Any = SimpleNamespace(views={"v": count}, **about)
+        return planning._shard_rows(settings, storage)
+
+    assert rows(2 * numbers, "float16") == rows(numbers, "float32") == rows(numbers, "compact")
+    assert rows(40_000, "float32") < rows(20_000, "float32")
 
 
 def test_windows_keep_every_token(corpus: Path, tmp_path: Path) -> None:
@@ -302,7 +330,13 @@ def test_int8_is_scaled_by_shard_and_says_what_it_costs(corpus: Path, tmp_path: 
     files = result.out / "sentences/*.parquet"
     kinds = duckdb.execute(f"select typeof(mean_2), len(mean_2) from '{files}'").fetchall()
     assert set(kinds) == {("TINYINT[]", 16)}
-    assert result.manifest.totals.ledger["neighbours"] > 0
+    ledger = result.manifest.totals.ledger
+    said = invoke("info", result.out).output
+    totals = replace(result.manifest.totals, ledger={"neighbours": 200, "neighbours_int8": 150})
+    (line,) = _int8_lines(replace(result.manifest, totals=totals), 8)
+    assert " 75.0 % of the 10 nearest" in line
+    unknown = ledger["tokens_unknown"]
+    assert f" ({100 * unknown / ledger['tokens_kept']:.1f} %)\n" in said or not unknown
     assert embedkit.verify(result.out, recompute=20, device="cpu").ok
 
 

@@ -224,6 +224,11 @@ def test_another_environment_is_refused_unless_allowed(
     assert second["shards"] == [1, 2, 3]
     assert second["environment"]["torch"] == "9.9"
     assert run(corpus, tmp_path / "out").was_complete
+    begin(corpus, tmp_path / "other")
+    monkeypatch.setattr(planning, "environment_of", genuine)
+    monkeypatch.setattr(shards, "arithmetic_of", lambda _: "of another machine")
+    with pytest.raises(MismatchError, match=r"arithmetic: .* now"):
+        run(corpus, tmp_path / "other")
 
 
 def test_a_job_keeps_the_precision_it_began_with(
@@ -301,9 +306,14 @@ def test_a_foreign_file_among_the_shards_is_refused(
     assert run(corpus, tmp_path / "out").resumed_shards == 4
 
 
-def test_a_corpus_that_changes_during_the_run_is_noticed(corpus: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shard", [2, 4])
+def test_a_corpus_that_changes_during_the_run_is_noticed(
+    corpus: Path, tmp_path: Path, shard: int
+) -> None:
+    """Also after the last of the four shards was read."""
+
     def append(state: Progress) -> None:
-        if state.stage == "shard 2":
+        if state.stage == f"shard {shard}":
             with corpus.open("a") as stream:
                 stream.write("020\tlate\t1\n")
 

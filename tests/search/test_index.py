@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from embedkit.choices import INDEX_KINDS
 from embedkit.dataset.format import Layout
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError
 from embedkit.search.exact import Neighbours, nearest
-from embedkit.search.index import KINDS, build_index, open_index
+from embedkit.search.index import KINDS, _recall, build_index, open_index
 from embedkit.storage import seal
 from embedkit.verification import verify
 from tests.models import state
@@ -65,6 +66,17 @@ def test_an_index_is_near_the_truth(copy: Path, kind: str, metric: str) -> None:
         assert np.allclose(found[0][both, 0], truth[0][both, 0], atol=5e-3, rtol=1e-3)
 
 
+def test_a_graph_finds_more_than_it_keeps_by_default(copy: Path) -> None:
+    build_index(copy, kind="hnsw")
+    data = embedkit.load(copy)
+    found, truth = (
+        open_index(data, kind="hnsw")(data.X[:50], 500),
+        nearest(data, data.X[:50], k=500),
+    )
+    assert (found[1] >= 0).all()
+    assert shared(found, truth) > 0.95 * 500
+
+
 def test_a_flat_index_is_exact_and_every_record_is_in_it(copy: Path) -> None:
     info = build_index(copy, kind="flat")
     assert info.recall == 1.0
@@ -95,6 +107,15 @@ def test_recall_is_of_records_left_out(copy: Path) -> None:
     assert info.recall is not None
     assert info.recall < whole.recall
     assert info.recall == pytest.approx(shared(found, truth) / 11, abs=0.25)
+
+
+def test_the_eleventh_nearest_is_none_of_the_ten(copy: Path) -> None:
+    data = embedkit.load(copy)
+    kept = np.arange(len(data)) % 9 > 0
+    _, near = nearest(data, data.X[~kept], k=11, chosen=kept)
+    index = SimpleNamespace(search=lambda *_, **__: (None, np.delete(near, 9, axis=1)))
+    recall = _recall(index, data, kept, kind="flat", metric="cosine", whitening=None)
+    assert 0.9 <= recall < 0.97  # more, where texts are equally near
 
 
 def test_the_dataset_stays_whole(copy: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -182,6 +183,23 @@ def test_centring_and_whitening_are_what_they_say(dataset: Path) -> None:
     assert not moved[:, own.n_components_ :].any()
 
 
+def test_a_mean_of_many_has_all_its_digits() -> None:
+    vectors = (1e3 + np.random.default_rng(0).random((50_000, 8))).astype(np.float32)
+    mean = fit_whitening(Held(vectors, 50_000), "center").mean
+    assert np.allclose(mean, vectors.mean(axis=0, dtype=np.float64), rtol=1e-7, atol=0)
+
+
+def test_whitening_is_fitted_to_records_of_the_whole_dataset(
+    dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exact, "_FITTED", 30)
+    data = embedkit.load(dataset, "mean_1")
+    matrix = fit_whitening(data, "whiten").matrix
+    first = PCA(0.99, svd_solver="covariance_eigh").fit(data.X[:30].astype(np.float64))
+    assert matrix is not None
+    assert not np.allclose(matrix[:, 0], first.components_[0] / first.explained_variance_[0] ** 0.5)
+
+
 def test_search_by_a_map_is_search_among_mapped_vectors(dataset: Path) -> None:
     data = embedkit.load(dataset, "mean_1")
     found, _ = nearest(data, data.X[:4], k=6, whitening=fit_whitening(data, "center"))
@@ -267,7 +285,10 @@ def test_lines_of_standard_input_are_queries(dataset: Path, tmp_path: Path) -> N
     assert list(map(json.loads, done.stdout.splitlines())) == answers
 
 
-def test_many_repetitions_do_not_crowd_out_the_rest(tmp_path: Path) -> None:
+def test_many_repetitions_do_not_crowd_out_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exact, "_MOST_OF_INDEX", 8)  # which exact search may exceed
     rows = [(str(i), "the movie was good", "1") for i in range(120)]
     rows += [("a", "bus home", "0"), ("b", "rain", "0")]
     made = extract_tiny(write_tsv(tmp_path / "c.tsv", rows), tmp_path / "d", shard_rows=50)
@@ -300,6 +321,18 @@ def test_warnings(dataset: Path, notes: list[str]) -> None:
     assert notes == [f"query {'good ' * 7 + 'good…'!r} has 52 tokens; only the first 24 count"]
     searcher.texts(["good"], k=1_000)
     assert notes[1:] == ["k=1000, more than there are to choose from: 89 records"]
+    notes.clear()
+    searcher.texts(["good 뷁쀍"], k=1)
+    assert any("1 of its 2 tokens are unknown" in note for note in notes)
+
+
+def test_a_long_query_is_cut_where_long_texts_were_refused(
+    tmp_path: Path, notes: list[str]
+) -> None:
+    corpus = write_lines(tmp_path / "c.tsv", "text", "good", "a bus")
+    searcher = Searcher(extract_tiny(corpus, tmp_path / "d", on_long="error").out)
+    assert searcher.texts("good " * 50, k=1).hits
+    assert any("only the first 24 count" in note for note in notes)
 
 
 OF_A_FILE = "row IN (SELECT 1 FROM read_csv('/etc/passwd'))"
@@ -415,7 +448,21 @@ def test_near_duplicates_are_all_pairs_of_the_threshold(
     places = np.searchsorted(data.row, np.sort(pairs))
     assert told == pytest.approx(cosines[*places.T], abs=1e-5)
     groups = [p["group"] for p in found.pairs]
-    assert groups == sorted(groups)
+    # the largest group first, and of a group the nearest pair
+    order = [*zip(groups, told, strict=True)]
+    assert order == sorted(order, key=lambda pair: (pair[0], -pair[1]))
+    members = [
+        {row for p in found.pairs if p["group"] == g for row in (p["row"], p["other_row"])}
+        for g in dict.fromkeys(groups)
+    ]
+    assert [*map(len, members)] == sorted(map(len, members), reverse=True)
+    assert found.grouped == sum(map(len, members))
+    monkeypatch.setattr(exact, "_MOST_PAIRS", 3)
+    with pytest.raises(UsageError, match="more than 3 pairs"):
+        embedkit.near_duplicates(dataset, threshold=threshold)
+    monkeypatch.undo()
+    copy = embedkit.near_duplicates(dataset, threshold=threshold, where="row IN (3, 8)")
+    assert (copy.records, copy.repeated, len(copy.pairs)) == (2, 1, 1)
     edges = coo_array((np.ones(len(pairs)), np.transpose(pairs)), shape=(N, N))
     _, parts = connected_components(edges, directed=False)
     assert len({*zip(groups, parts[[a for a, _ in pairs]], strict=True)}) == found.groups
@@ -423,6 +470,7 @@ def test_near_duplicates_are_all_pairs_of_the_threshold(
     out = tmp_path / "pairs.csv"
     answer = invoke("search", dataset, "--duplicates", threshold, "--out", out).stdout
     assert answer.startswith(f"{found.grouped} of {len(data)} records have a near-duplicate")
+    assert re.search(rf"^ *1 +{len(members[0])} ", answer, re.MULTILINE)
     with out.open(encoding="utf-8", newline="") as stream:
         assert [int(row["other_row"]) for row in csv.DictReader(stream)] == [b for _, b in pairs]
 
