@@ -1,4 +1,4 @@
-"""Readers of tables with typed columns: Parquet, Arrow and workbooks.
+"""Readers of tables with typed columns: Parquet, Arrow and workbooks; the file of one in memory.
 
 A cell becomes text by the rules of :mod:`~embedkit.corpus.values`, a batch of rows at a time. Files
 are foreign: sizes that a header claims are compared with what is there before memory is taken,
@@ -33,7 +33,7 @@ from embedkit.corpus.sources import (
 )
 from embedkit.corpus.values import text_of
 from embedkit.errors import CorpusError, Option, did_you_mean
-from embedkit.storage import State, state_of, unreadable
+from embedkit.storage import State, state_of, storage_errors, unreadable
 
 # rows that become Python objects at once: enough that calls of pyarrow cost little, few
 # enough that long texts do not fill the memory
@@ -49,6 +49,11 @@ _BYTES_OF = {
     pa.large_string(): pa.large_binary(),
     pa.string_view(): pa.binary_view(),
 }
+
+
+# one size whatever batches a library gives: the hash of the file must depend on its
+# records only, since a job is resumed by it
+ROW_GROUP = 16_384
 
 
 FEATURES = b"huggingface"
@@ -436,3 +441,73 @@ def inner_type(kind: pa.DataType) -> pa.DataType:
         return inner_type(kind.value_type)
     is_stored = isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.UuidType)
     return kind.storage_type if is_stored else kind
+
+
+def write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Path) -> None:
+    """Write the columns; of those with bytes only that they were there, and their type."""
+    kinds = [_plain_type(field.type) for field in schema]
+    target = pa.schema(
+        pa.field(field.name, kind)
+        if kind is not None
+        # nulls cost nothing, and the type is there for the message when the column is asked for
+        else pa.field(field.name, pa.null(), metadata={LEFT_OUT: str(field.type)})
+        for field, kind in zip(schema, kinds, strict=True)
+    )
+    # what a Dataset says of its columns goes along, as into the Parquet files that it writes itself
+    about = {key: text for key, text in (schema.metadata or {}).items() if key == FEATURES}
+    target = target.with_metadata(about)
+
+    def plain_table(batch: pa.RecordBatch) -> pa.Table:
+        parts = zip(batch.columns, kinds, strict=True)
+        return pa.Table.from_arrays([_plain_column(*part) for part in parts], schema=target)
+
+    with storage_errors(file), pq.ParquetWriter(file, target, compression="zstd") as writer:
+        for table in _row_groups(map(plain_table, batches), target):
+            writer.write_table(table)
+
+
+def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    # empty_table() knows no lists of extension types
+    held, rows = [pa.Table.from_batches([], schema=schema)], 0
+    for table in tables:
+        held.append(table)
+        rows += table.num_rows
+        # joined when they are enough: a stream may have a batch for each row
+        if rows >= ROW_GROUP:
+            joined = pa.concat_tables(held)
+            whole = rows - rows % ROW_GROUP
+            for start in range(0, whole, ROW_GROUP):
+                # one chunk for each group: pages, and so the bytes, would follow the batches else
+                yield joined.slice(start, ROW_GROUP).combine_chunks()
+            held, rows = [joined.slice(whole)], rows - whole
+    if rows:
+        yield pa.concat_tables(held).combine_chunks()
+
+
+def _plain_column(column: pa.Array, kind: pa.DataType | None) -> pa.Array:
+    if kind is None:
+        return pa.nulls(len(column))
+    # pyarrow casts list views to invalid offsets, and does not cast lists of categories of views
+    if "list_view" in str(column.type) or (
+        is_list(column.type) and pa.types.is_dictionary(column.type.value_type)
+    ):
+        return pa.array(column.to_pylist(), kind)
+    # dictionaries are decoded: they may differ from batch to batch, and the file may not
+    return without_dictionary(column).cast(kind)
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type in which a column is written; ``None`` if it is left out."""
+    kind = inner_type(kind)
+    # images and audio of a Hugging Face Dataset are not copied; Parquet has no unions, no months
+    unread = pa.types.is_union, pa.types.is_interval, pa.types.is_run_end_encoded
+    if has_bytes(kind) or any(test(kind) for test in unread):
+        return None
+    if is_list(kind):
+        inner = _plain_type(kind.value_type)
+        return None if inner is None else pa.large_list(inner)
+    if pa.types.is_struct(kind):
+        fields = [(field.name, _plain_type(field.type)) for field in kind.fields]
+        return pa.struct(fields) if fields and all(inner for _, inner in fields) else None
+    # one type for all strings and lists, so that views and large ones give the same file
+    return pa.large_string() if is_string(kind) else kind

@@ -23,17 +23,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from embedkit.corpus.columnar import (
-    FEATURES,
-    LEFT_OUT,
-    has_bytes,
-    inner_type,
-    is_list,
-    is_string,
-    without_dictionary,
-)
+from embedkit.corpus.columnar import ROW_GROUP, write_table
 from embedkit.corpus.readers import format_of_name
 from embedkit.corpus.sources import PACKED_SUFFIXES
 from embedkit.corpus.values import is_missing, plain
@@ -44,9 +35,6 @@ from embedkit.storage import file_sha256, storage_errors, unreadable, without_se
 
 logger = logging.getLogger(__name__)
 
-# one size whatever batches a library gives: the hash of the file must depend on its
-# records only, since a job is resumed by it
-_ROW_GROUP = 16_384
 _WITHOUT_ARROW = ("interval", "period")  # types of pandas whose values have a text only
 # entries that are tried as names of files: a list of paths given as text shows at its beginning
 _CHECKED = 1_000
@@ -222,7 +210,7 @@ def _spool(corpus: Any, folder: Path) -> Path:
         table = _as_batches(corpus)
         if table is not None:
             file = folder / f"{kind}.parquet"
-            _write_table(*table, file)
+            write_table(*table, file)
             return file
     # whole numbers beyond 64 bits overflow
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -287,7 +275,7 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
     # so does an IterableDataset, which mostly knows what they are
     in_files = library == "datasets" and hasattr(corpus, "num_rows")
     if in_files and corpus.format["type"] != "custom":
-        tables = corpus.with_format("arrow").iter(_ROW_GROUP)
+        tables = corpus.with_format("arrow").iter(ROW_GROUP)
         batches = (batch for table in tables for batch in table.to_batches())
         return corpus.features.arrow_schema, batches
     # a column is a list of texts, and has no format
@@ -295,7 +283,7 @@ def _as_batches(corpus: Any) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | Non
     if stream and corpus.features is not None:
         # as its files would hold them: of an image the bytes, of a class the number
         rows = map(corpus.features.encode_example, corpus.with_format(None))
-        parts = iter(lambda: list(islice(rows, _ROW_GROUP)), [])
+        parts = iter(lambda: list(islice(rows, ROW_GROUP)), [])
         schema = corpus.features.arrow_schema
         return schema, (pa.RecordBatch.from_pylist(part, schema) for part in parts)
     if hasattr(corpus, "__arrow_c_stream__"):
@@ -323,73 +311,3 @@ def _readable(frame: Any) -> Any:
             # by place, since two columns may have one name until that is refused
             frame.isetitem(place, texts)
     return frame
-
-
-def _write_table(schema: pa.Schema, batches: Iterator[pa.RecordBatch], file: Path) -> None:
-    """Write the columns; of those with bytes only that they were there, and their type."""
-    kinds = [_plain_type(field.type) for field in schema]
-    target = pa.schema(
-        pa.field(field.name, kind)
-        if kind is not None
-        # nulls cost nothing, and the type is there for the message when the column is asked for
-        else pa.field(field.name, pa.null(), metadata={LEFT_OUT: str(field.type)})
-        for field, kind in zip(schema, kinds, strict=True)
-    )
-    # what a Dataset says of its columns goes along, as into the Parquet files that it writes itself
-    about = {key: text for key, text in (schema.metadata or {}).items() if key == FEATURES}
-    target = target.with_metadata(about)
-
-    def plain_table(batch: pa.RecordBatch) -> pa.Table:
-        parts = zip(batch.columns, kinds, strict=True)
-        return pa.Table.from_arrays([_plain_column(*part) for part in parts], schema=target)
-
-    with storage_errors(file), pq.ParquetWriter(file, target, compression="zstd") as writer:
-        for table in _row_groups(map(plain_table, batches), target):
-            writer.write_table(table)
-
-
-def _row_groups(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
-    # empty_table() knows no lists of extension types
-    held, rows = [pa.Table.from_batches([], schema=schema)], 0
-    for table in tables:
-        held.append(table)
-        rows += table.num_rows
-        # joined when they are enough: a stream may have a batch for each row
-        if rows >= _ROW_GROUP:
-            joined = pa.concat_tables(held)
-            whole = rows - rows % _ROW_GROUP
-            for start in range(0, whole, _ROW_GROUP):
-                # one chunk for each group: pages, and so the bytes, would follow the batches else
-                yield joined.slice(start, _ROW_GROUP).combine_chunks()
-            held, rows = [joined.slice(whole)], rows - whole
-    if rows:
-        yield pa.concat_tables(held).combine_chunks()
-
-
-def _plain_column(column: pa.Array, kind: pa.DataType | None) -> pa.Array:
-    if kind is None:
-        return pa.nulls(len(column))
-    # pyarrow casts list views to invalid offsets, and does not cast lists of categories of views
-    if "list_view" in str(column.type) or (
-        is_list(column.type) and pa.types.is_dictionary(column.type.value_type)
-    ):
-        return pa.array(column.to_pylist(), kind)
-    # dictionaries are decoded: they may differ from batch to batch, and the file may not
-    return without_dictionary(column).cast(kind)
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type in which a column is written; ``None`` if it is left out."""
-    kind = inner_type(kind)
-    # images and audio of a Hugging Face Dataset are not copied; Parquet has no unions, no months
-    unread = pa.types.is_union, pa.types.is_interval, pa.types.is_run_end_encoded
-    if has_bytes(kind) or any(test(kind) for test in unread):
-        return None
-    if is_list(kind):
-        inner = _plain_type(kind.value_type)
-        return None if inner is None else pa.large_list(inner)
-    if pa.types.is_struct(kind):
-        fields = [(field.name, _plain_type(field.type)) for field in kind.fields]
-        return pa.struct(fields) if fields and all(inner for _, inner in fields) else None
-    # one type for all strings and lists, so that views and large ones give the same file
-    return pa.large_string() if is_string(kind) else kind

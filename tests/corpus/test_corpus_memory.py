@@ -75,7 +75,8 @@ OBJECTS: dict[str, Callable[[], Any]] = {
 def test_a_table_is_read_as_the_equal_parquet_file_is(
     tmp_path: Path, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("embedkit.corpus.memory._ROW_GROUP", 4)
+    for module in ("columnar", "memory"):
+        monkeypatch.setattr(f"embedkit.corpus.{module}.ROW_GROUP", 4)
     FRAME.to_parquet(tmp_path / "c.parquet", index=False)
     assert read_corpus(make()).content == read_corpus(tmp_path / "c.parquet").content
 
