@@ -15,7 +15,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 _WITHOUT_ARROW = ("interval", "period")  # types of pandas whose values have a text only
 # entries that are tried as names of files: a list of paths given as text shows at its beginning
 _CHECKED = 1_000
+_LINES_AT_ONCE = 100  # of records that are written
 _EXPECTED = (
     "a path, a list of paths, a list or iterator of str or dict, a DataFrame, an Arrow table or a "
     "Hugging Face Dataset"
@@ -217,20 +218,14 @@ def _spool(corpus: Any, folder: Path) -> Path:
         problem = f"{first_line(error)}. Convert that column to str, or drop it."
         raise UsageError(f"the {kind} cannot be read as a table: {problem}") from error
     file = folder / f"{kind}.jsonl"
+    lines = (_json_line(record, number) for number, record in enumerate(corpus))
     with storage_errors(file):
+        file.touch()  # of no record too
+    for block in iter(lambda: b"".join(islice(lines, _LINES_AT_ONCE)), b""):
         # the disk alone is watched: an OSError that the iterator of
         # the caller raises is not one of storage
-        sink = file.open("wb")
-    try:
-        for number, record in enumerate(corpus):
-            line = _json_line(record, number)
-            with storage_errors(file):
-                sink.write(line)
-        with storage_errors(file):
-            sink.flush()
-    finally:
-        with suppress(OSError):  # of a full disk once more
-            sink.close()
+        with storage_errors(file), file.open("ab") as sink:
+            sink.write(block)
     return file
 
 
