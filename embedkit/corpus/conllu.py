@@ -28,8 +28,6 @@ from embedkit.corpus.sources import (
     Cell,
     Content,
     Line,
-    Reject,
-    Row,
     ShardRange,
     Span,
     TextTable,
@@ -69,28 +67,19 @@ class ConlluTable(TextTable):
     """
 
     word_columns = tuple(_OF_WORDS)
+    _doc: str | None = None  # that the sentences are of
 
     def seek(self, place: ShardRange) -> bool:
         """The name of a document stands before its first sentence."""
         return False
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
-        """Yield the chosen columns of every sentence."""
-        self._doc: str | None = None  # that the sentences are of
-        for lines in self._sentences():
-            row = self._row_of(lines, self._content, lines, names)
-            if isinstance(row, Row) and not row.spans:
-                # a boundary of documents is no sentence, and no reject either
-                self.blank += len(lines)
-            else:
-                yield row
-
-    def _content(self, lines: Sequence[Line], names: Sequence[str]) -> Content:
+    def _content(self, lines: Sequence[Line], names: Sequence[str]) -> Content | None:
         # the limit is one of records, of which each line may be short
         if sum(line.length + LINE_BYTES for line in lines) > MAX_RECORD_BYTES:
             raise BadRecordError.too_long(lines)
         cells, spans = self._cells([(n.number, n.data.decode(self._encoding)) for n in lines])
-        return tuple(cells.get(name) for name in names), spans
+        # a boundary of documents is no sentence, and no reject either
+        return (tuple(cells.get(name) for name in names), spans) if spans else None
 
     def _cells(self, lines: _Numbered) -> tuple[dict[str, Cell], tuple[Span, ...]]:
         """Return all columns of a sentence and the spans of its words; no spans if it is none."""
@@ -111,8 +100,8 @@ class ConlluTable(TextTable):
             cells[name] = text_of([w[place] if w[place] != nothing else None for w in words])
         return cells | {"text": text, "id": comments.get("sent_id"), "doc": self._doc}, spans
 
-    def _sentences(self) -> Iterator[list[Line]]:
-        """Yield the lines between blank lines; of sentences over the limit only the first ones."""
+    def _records(self) -> Iterator[tuple[list[Line], list[Line] | None]]:
+        """The lines between blank lines; of sentences over the limit only the first ones."""
         lines: list[Line] = []
         length = 0
         for line in self._lines:
@@ -123,12 +112,12 @@ class ConlluTable(TextTable):
                     lines.append(line)
                 length += line.length + LINE_BYTES
             elif lines:
-                yield lines
+                yield lines, lines
                 lines, length = [], 0
             else:
-                self.blank += 1 + self._lines.skip_blank()
+                yield [line], None
         if lines:
-            yield lines
+            yield lines, lines
 
     def _read_columns(self) -> list[str]:
         peeked = list(islice(self._lines, _PEEK))

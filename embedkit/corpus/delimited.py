@@ -19,8 +19,6 @@ from embedkit.corpus.sources import (
     BadRecordError,
     Content,
     Line,
-    Reject,
-    Row,
     Source,
     TextTable,
     check_names,
@@ -50,21 +48,15 @@ _Records = Iterator[tuple[Sequence[Line], Sequence[str] | BadRecordError]]
 class DelimitedTable(TextTable):
     """TSV or CSV: records of cells."""
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
-        """As in :class:`~embedkit.corpus.sources.Table`."""
-        indexes = [self.columns.index(name) for name in names]
-        for lines, cells in self._records():
-            if cells:
-                yield self._row_of(lines, self._content, cells, indexes)
-            else:
-                self.blank += 1 + self._lines.skip_blank()
+    def _places(self, names: Sequence[str]) -> list[int]:
+        return [self.columns.index(name) for name in names]
 
     def _records(self) -> _Records:
         if self._dialect.quoting == "csv":
             return _csv_records(self._lines, self._dialect.delimiter)
         return _plain_records(self._lines, self._dialect.delimiter)
 
-    def _content(self, cells: Sequence[str] | BadRecordError, indexes: list[int]) -> Content:
+    def _content(self, cells: Sequence[str] | BadRecordError, places: Sequence[int]) -> Content:
         if isinstance(cells, BadRecordError):
             raise cells
         # never padded or cut: one mark too many would shift labels into texts
@@ -72,7 +64,7 @@ class DelimitedTable(TextTable):
             reason = "too_few_cells" if len(cells) < width else "too_many_cells"
             raise BadRecordError(reason, f"expected {width} cells, got {len(cells)}")
         try:
-            return tuple(_decoded(cells[i], self._encoding) for i in indexes), None
+            return tuple(_decoded(cells[i], self._encoding) for i in places), None
         # a cell is encoded again to find its bad byte, which a
         # codec that is not symmetrical refuses
         except (UnicodeDecodeError, UnicodeEncodeError) as error:

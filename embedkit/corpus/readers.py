@@ -24,8 +24,6 @@ from embedkit.corpus.sources import (
     Content,
     Dialect,
     Line,
-    Reject,
-    Row,
     ShardRange,
     Source,
     Table,
@@ -60,14 +58,11 @@ class JsonTable(TextTable):
         self._items = chain(self._lines)
         return True
 
-    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
-        """As in :class:`~embedkit.corpus.sources.Table`."""
+    def _records(self) -> Iterator[tuple[list[Line], Line | None]]:
         for line in self._items:
             # in an array it is a missing element
-            if not (line.data.strip() or line.too_long or self._is_array):
-                self.blank += 1 + self._lines.skip_blank()
-            else:
-                yield self._row_of([line], self._content, line, names)
+            is_blank = not (line.data.strip() or line.too_long or self._is_array)
+            yield [line], None if is_blank else line
 
     def _content(self, line: Line, names: Sequence[str]) -> Content:
         if line.too_long:

@@ -524,14 +524,36 @@ class TextTable(Table):
     def _read_columns(self) -> list[str]:
         """Read the names of the columns from the first lines."""
 
+    @abstractmethod
+    def _records(self) -> Iterator[tuple[Sequence[Line], Any]]:
+        """The lines of each record, and what is in them; nothing in a blank one."""
+
+    @abstractmethod
+    def _content(self, record: Any, places: Sequence[Any]) -> Content | None:
+        """The chosen cells of a record; ``None`` if its lines are as good as blank."""
+
+    def _places(self, names: Sequence[str]) -> Sequence[Any]:
+        """Where columns stand in a record: by default under their names."""
+        return names
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
+        """As in :class:`Table`."""
+        places = self._places(names)
+        for lines, record in self._records():
+            row = self._row_of(lines, record, places) if record else None
+            if row is None:
+                self.blank += len(lines) + self._lines.skip_blank()
+            else:
+                yield row
+
     def _row_of(
-        self, lines: Sequence[Line], read: Callable[..., Content], *arguments: Any
-    ) -> Row | Reject:
-        """The record of these lines, if ``read`` can make cells and spans of it; else a reject."""
+        self, lines: Sequence[Line], record: Any, places: Sequence[Any]
+    ) -> Row | Reject | None:
         first, length = lines[0], sum(line.length for line in lines)
         place = first.number, first.offset, length
         try:
-            return Row(*place, *read(*arguments))
+            content = self._content(record, places)
+            return None if content is None else Row(*place, *content)
         except BadRecordError as error:
             reason, detail = error.reason, error.detail
         except UnicodeDecodeError as error:
