@@ -138,7 +138,11 @@ def verify(
     indexes = sorted(filter(storage.is_sealed, Layout(folder).index.glob("*")))
     for part in (folder, *indexes):
         with _problems_of(result):
-            _check_sums(part, result)
+            sums = storage.file_sums(part)
+            result.files += len(sums)
+            result.problems += storage.differing_files(part, sums).values()
+            # a dataset has no others
+            result.problems += [f"{n} is not in SHA256SUMS" for n in unlisted_files(part, sums)]
     # only where the bytes are those that were written: else each damaged file would be told twice
     for part in (folder, *indexes) if result.ok else ():
         with _problems_of(result):  # read as those who open it do
@@ -187,14 +191,6 @@ def _differing_in_store(address: str, sums: Mapping[str, str]) -> list[str]:
         # the network is what takes time
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             return [text for text in pool.map(problem, sums) if text]
-
-
-def _check_sums(folder: Path, result: Verification) -> None:
-    """Compare all files of a folder with ``SHA256SUMS``; a dataset has no others."""
-    sums = storage.file_sums(folder)
-    result.files += len(sums)
-    result.problems += storage.differing_files(folder, sums).values()
-    result.problems += [f"{name} is not in SHA256SUMS" for name in unlisted_files(folder, sums)]
 
 
 def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
