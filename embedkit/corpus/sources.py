@@ -276,15 +276,16 @@ class Source:
         if depth or buffer.strip():
             raise CorpusError(f"{self.path}: its array is cut off, or not all that is in it.")
 
-    def seek(self, number: int, offset: int) -> bool:
-        """Continue with the line that begins at a byte; ``False`` for a packed or wide file."""
-        # an offset is one of the stream; only here is it a place of the file too
-        if not isinstance(self._stream.raw, io.FileIO):
+    def seek(self, place: ShardRange) -> bool:
+        """Continue with the line at a place; ``False`` for a packed or wide file."""
+        is_plain = isinstance(self._stream.raw, io.FileIO)
+        # an offset is one of the stream; only of a plain file is it a place in the file too
+        if not is_plain or place.line is None or place.offset is None:
             return False
         # lines that were given back stand before the place
         self._returned.clear()
-        self._stream.seek(offset)
-        self._number, self._offset = number - 1, offset
+        self._stream.seek(place.offset)
+        self._number, self._offset = place.line - 1, place.offset
         return True
 
     def skip_blank(self) -> int:
@@ -567,9 +568,7 @@ class TextTable(Table):
 
     def seek(self, place: ShardRange) -> bool:
         """Continue with the record at a place; ``False`` for a packed file."""
-        if place.line is None or place.offset is None:
-            return False
-        return self._lines.seek(place.line, place.offset)
+        return self._lines.seek(place)
 
     def close(self) -> None:
         """Close the file."""
