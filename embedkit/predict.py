@@ -497,8 +497,7 @@ def _predicted(
             predictor.check_pairs(units.pairs, option="text_pair")
         yield from _rows(*predictor.predict_units(units))
         progress(Progress("predicting", round(100 * reader.fraction), 100, "%"))
-    for file in reader.plan.files:
-        file.check_unchanged()
+    reader.plan.check_unchanged()
     if rejected:
         rows = f"{', '.join(map(str, rejected[:10]))}{', …' * (len(rejected) > 10)}"
         logger.warning(f"no prediction of rows {rows}")

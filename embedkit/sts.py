@@ -17,7 +17,7 @@ import pyarrow as pa
 from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.corpus.memory import CorpusLike, input_files
-from embedkit.corpus.plan import CorpusOptions, hash_inputs, plan_corpus
+from embedkit.corpus.plan import CorpusOptions, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.parquet import write_parquet
 from embedkit.display import Shown, count_text, reasons_text
@@ -193,7 +193,7 @@ def _agreement(
 def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReader, list[Record]]:
     with input_files(corpus) as files:
         try:
-            plan = hash_inputs(plan_corpus(files, reading))
+            plan = plan_corpus(files, reading).hashed()
         except CorpusError as error:  # the score takes the place of the label
             raise CorpusError(error.message.renamed(label="score")) from error
         reader = CorpusReader(plan)

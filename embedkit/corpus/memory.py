@@ -73,7 +73,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile(SourceFile):
-    """One input file at the start of the job; without checksum until hash_inputs."""
+    """One input file at the start of the job; without checksum until its plan is hashed."""
 
     path: Path
     name: str  # as the user named it; "-" for standard input, "<DataFrame>" for one in memory

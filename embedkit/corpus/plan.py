@@ -227,6 +227,16 @@ class CorpusPlan(CorpusSettings):
         names = (self.text, self.text_pair, self.id, self.label, self.word_label, *self.keep)
         return tuple(name for name in names if name is not None)
 
+    def hashed(self) -> CorpusPlan:
+        """The same plan with the SHA-256 of every input."""
+        files = tuple(dataclasses.replace(f, sha256=file_sha256(f.path)) for f in self.files)
+        return dataclasses.replace(self, files=files)
+
+    def check_unchanged(self) -> None:
+        """Raise a :class:`CorpusError` if an input has changed."""
+        for file in self.files:
+            file.check_unchanged()
+
 
 def class_columns(label: object, columns: Collection[str]) -> list[str]:
     """The columns, with 0 or 1, of the classes that a label names if it is no column itself."""
@@ -349,12 +359,6 @@ def _filled(source: Source) -> Iterator[bytes]:
         if line.data:
             yield line.data
         source.skip_blank()
-
-
-def hash_inputs(plan: CorpusPlan) -> CorpusPlan:
-    """The same plan with the SHA-256 of every input."""
-    files = tuple(dataclasses.replace(f, sha256=file_sha256(f.path)) for f in plan.files)
-    return dataclasses.replace(plan, files=files)
 
 
 class _Guess(NamedTuple):

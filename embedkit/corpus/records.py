@@ -160,8 +160,7 @@ class CorpusReader:
         """All records of files that did not change meanwhile; warns if the quoting looks wrong."""
         # only after the last record is it known that all of them are of one state of the files
         records = [item for item in self if isinstance(item, Record)]
-        for file in self.plan.files:
-            file.check_unchanged()
+        self.plan.check_unchanged()
         for notice in self.counts.notices:
             logger.warning(notice)
         return records

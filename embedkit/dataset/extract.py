@@ -221,8 +221,7 @@ def _make(
             logger.warning(f"{kept} of {rows:,} records kept")
             raise
         # once more after the last shard, before anything is published
-        for file in plan.corpus.files:
-            file.check_unchanged()
+        plan.corpus.check_unchanged()
         seconds = time.monotonic() - started
         _log(folder.layout, "finished", seconds, len(done), meter.fresh)
         # parts leave the folder as it is: the call without part finds their receipts

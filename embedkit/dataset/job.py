@@ -240,8 +240,7 @@ class ShardReader:
     def read(self, shard: ShardRange) -> list[Record]:
         """The records of a shard; a :class:`CorpusError` if the corpus has changed."""
         # before each shard: hours may lie between, and a dataset of two corpora must not come out
-        for file in self._corpus.files:
-            file.check_unchanged()
+        self._corpus.check_unchanged()
         # a packed file can only be read from its start: a reader that has not passed the shard goes
         # on
         ahead = self._reader.from_start and shard.file == self._file and shard.row > self._next

@@ -17,13 +17,7 @@ from typing import Any
 from embedkit import storage
 from embedkit.choices import Pooling
 from embedkit.corpus.memory import CorpusLike, SourceFile, paths_of, stem_of
-from embedkit.corpus.plan import (
-    CorpusOptions,
-    CorpusPlan,
-    CorpusSettings,
-    hash_inputs,
-    planned_corpus,
-)
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, CorpusSettings, planned_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.fold_models import (
     SeenRecords,
@@ -150,7 +144,7 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
     # a kept column must not have the name of a view or the column of folds either, known only now
     _check_kept(corpus.keep, {view.name for view in views} | ({"fold"} if seen else set()))
     # late, since it reads all bytes: mistakes above are found before
-    corpus = hash_inputs(corpus)
+    corpus = corpus.hashed()
     # after the hashes, by which it sees whether this is the corpus of the run
     _check_unseen(seen, settings.model, corpus)
     token_layers = specs if settings.tokens or settings.words else ()

@@ -41,7 +41,6 @@ from embedkit.corpus.plan import (
     CorpusOptions,
     CorpusPlan,
     class_columns,
-    hash_inputs,
     plan_corpus,
     planned_corpus,
 )
@@ -217,7 +216,7 @@ class Units:
     def _planned(cls, plan: CorpusPlan, *, level: str, empty: bool = False) -> Units:
         # the files are read once for their checksums, which say later whether a split belongs to
         # them
-        plan = hash_inputs(plan)
+        plan = plan.hashed()
         reader = CorpusReader(plan, empty=empty)
         records = reader.records()
         if not records:
