@@ -21,16 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.corpus.sources import (
-    Cell,
-    Dialect,
-    Reject,
-    Row,
-    ShardRange,
-    Table,
-    check_names,
-    guessed,
-)
+from embedkit.corpus.sources import Dialect, Reject, Row, ShardRange, Table, check_names, guessed
 from embedkit.corpus.values import text_of
 from embedkit.errors import CorpusError, Option, did_you_mean
 from embedkit.storage import State, state_of, storage_errors, unreadable
@@ -361,7 +352,7 @@ def check_title(path: Path, widths: Sequence[int]) -> None:
         )
 
 
-def _sheet_cell(value: Any) -> Cell:
+def _sheet_cell(value: Any) -> str | None:
     """The text of a cell; an empty one is null."""
     # the library gives empty cells as empty text, which a workbook does not tell from no value
     return text_of(value) or None
