@@ -27,14 +27,7 @@ from embedkit.dataset.read import load
 from embedkit.display import count_text
 from embedkit.encoding.windows import match
 from embedkit.encoding.words import Spans
-from embedkit.errors import (
-    CorpusError,
-    DamagedError,
-    ModelError,
-    Option,
-    OutputExistsError,
-    UsageError,
-)
+from embedkit.errors import CorpusError, DamagedError, ModelError, Option, UsageError
 from embedkit.prediction_files import (
     PredictedRecord,
     Prediction,
@@ -440,10 +433,7 @@ def predict_file(
     # all that can be wrong with names and places, in order of its cost: a model takes longest
     columns, corpus = parse_submission(submission), Path(corpus)
     if out is not None:
-        # samefile: also by another path or a link
-        if out.exists() and corpus.exists() and out.samefile(corpus):
-            raise OutputExistsError("this is the corpus itself. Choose another file.", out=out)
-        check_file(out, overwrite=overwrite)
+        check_file(out, corpus=corpus, overwrite=overwrite)
     # a corpus that is not a file is written to one for as long as it is read
     with ExitStack() as held:
         reading = reading or CorpusOptions()

@@ -28,7 +28,7 @@ from embedkit.corpus.plan import open_table
 from embedkit.corpus.sources import Row
 from embedkit.dataset.parquet import parquet_bytes
 from embedkit.display import HARMLESS, json_line, visible
-from embedkit.errors import DamagedError, MismatchError, UsageError, did_you_mean
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError, did_you_mean
 from embedkit.runs.predictions import invalid_proba
 from embedkit.types import Float64
 from embedkit.units.target import float_of
@@ -138,8 +138,13 @@ def _format(out: Path | None, *, as_json: bool = False, name: str = "out") -> st
     return _FORMATS[out.suffix]
 
 
-def check_file(out: Path, *, overwrite: bool = False, name: str = "out") -> None:
-    """Raise an error if a file of rows cannot be written there; writes nothing."""
+def check_file(
+    out: Path, *, corpus: Path | None = None, overwrite: bool = False, name: str = "out"
+) -> None:
+    """Raise an error if rows, such as those of a ``corpus``, cannot be written to a file."""
+    # samefile: also by another path or a link
+    if corpus is not None and out.exists() and corpus.exists() and out.samefile(corpus):
+        raise OutputExistsError("this is the corpus itself. Choose another file.", out=out)
     _format(out, name=name)
     storage.refuse_existing(out, overwrite=overwrite)
     storage.check_place(out)
