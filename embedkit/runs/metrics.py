@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -93,7 +93,7 @@ def _mean_area(predictions: _Labels | _Sets, area: Callable[[_Ranking], Float64]
     """Mean over the classes that a sample holds; NaN where it holds one alone."""
     areas = np.stack([area(ranking) for ranking in predictions.ranked])
     defined = np.isfinite(areas)
-    return _ratio(np.where(defined, areas, 0).sum(0), defined.sum(0), undefined=np.nan)
+    return ratio(np.where(defined, areas, 0).sum(0), defined.sum(0), undefined=np.nan)
 
 
 # each lambda takes the object of its task: _Labels, _Sets or _Values, which compute once what
@@ -408,55 +408,12 @@ class _Sets:
     def micro_f1(self, weights: Float64) -> Float64:
         """F1 of all pairs of a record and a class."""
         right, involved = (weights @ part.sum(1) for part in (self._right, self._involved))
-        return _ratio(2 * right, involved)
+        return ratio(2 * right, involved)
 
     def macro_f1(self, weights: Float64) -> Float64:
         """Mean of the F1 of every class, 0 for one that is neither true nor predicted."""
-        scores = _ratio(2 * (weights @ self._right), weights @ self._involved)
+        scores = ratio(2 * (weights @ self._right), weights @ self._involved)
         return np.asarray(scores.mean(1))
-
-
-class Entities:
-    """Whole entities in words with the tags ``O``, ``B-…`` and ``I-…``, as seqeval counts them.
-
-    An entity begins with ``B``, or with ``I`` after another kind, and is right if its first word,
-    its last word and its kind are. ``first`` ``(n,)`` are the words that begin a text.
-    """
-
-    def __init__(self, y: Int64, predicted: Int64, classes: Sequence[str], first: Bool) -> None:
-        # PER for both B-PER and I-PER, and an empty kind for O
-        kinds = [name.partition("-")[2] for name in classes]
-        self._kind = np.unique(kinds, return_inverse=True)[1]
-        self._begins = np.array([name.startswith("B") for name in classes])
-        self._inside, self._first = np.array([name != "O" for name in classes]), first
-        # (n,) masks of the words that begin an entity: metrics are sums over words, weighted as all
-        # others are
-        self._true, true_end = self._spans(y)
-        self._found, found_end = self._spans(predicted)
-        same = (self._kind[y] == self._kind[predicted]) & (true_end == found_end)
-        self._right = self._true & self._found & same
-
-    @staticmethod
-    def known_by(classes: Sequence[str]) -> bool:
-        """Return whether the classes are tags of entities."""
-        tags = {name for name in classes if name[:2] in ("B-", "I-")}
-        return bool(tags) and {*classes} <= tags | {"O"}
-
-    def _spans(self, tags: Int64) -> tuple[Bool, Int64]:
-        """First words of entities as a mask, and the last word of the entity of each word."""
-        inside, kind = self._inside[tags], self._kind[tags]
-        # an I opens an entity at the start of a text, behind an O, and behind another kind; -1 is
-        # no kind
-        new = self._first | ~np.append(False, inside[:-1]) | (kind != np.append(-1, kind[:-1]))
-        start = inside & (self._begins[tags] | new)
-        # a word is the last one unless the next word goes on inside of the same entity
-        last = np.flatnonzero(~np.append((inside & ~start)[1:], False))
-        return start, last[np.searchsorted(last, np.arange(len(tags)))]
-
-    def f1(self, weights: Float64) -> Float64:
-        """F1 of entities, each with the weight of its first word; 0 without any."""
-        right, true, predicted = (weights @ part for part in (self._right, self._true, self._found))
-        return _ratio(2 * right, true + predicted)
 
 
 class _Values:
@@ -483,7 +440,7 @@ class _Values:
         variance = _mean(self._centred**2)(weights) - _mean(self._centred)(weights) ** 2
         # without any, there is nothing to explain
         variance[variance <= _SMALLEST] = 0
-        return np.asarray(1 - _ratio(self._squares(weights), variance, undefined=np.nan))
+        return np.asarray(1 - ratio(self._squares(weights), variance, undefined=np.nan))
 
     def pearson(self, weights: Float64) -> Float64:
         return _correlation(weights, self._centred, self._shifted)
@@ -535,7 +492,7 @@ def _correlation(weights: Float64, a: Float64, b: Float64) -> Float64:
     # values are standardised, or ranks as fractions: what is left below this is rounding of a
     # constant
     spread[spread <= _SMALLEST * total[:, 0] ** 2] = 0
-    return _ratio(products[0], np.sqrt(spread), undefined=np.nan)
+    return ratio(products[0], np.sqrt(spread), undefined=np.nan)
 
 
 def _ranks(values: Float64) -> Callable[[Float64], Float64]:
@@ -641,7 +598,7 @@ def _f_beta(cells: Any, beta: float) -> Any:
     return gain / np.maximum(gain + beta**2 * missed + false, _SMALLEST)
 
 
-def _ratio(part: Float64, whole: NDArray[Any], *, undefined: float = 0.0) -> Float64:
+def ratio(part: Float64, whole: NDArray[Any], *, undefined: float = 0.0) -> Float64:
     """Part / whole, ``undefined`` where whole is 0."""
     ratio = np.full(np.shape(whole), undefined)
     np.divide(part, whole, out=ratio, where=whole > 0)
@@ -667,12 +624,12 @@ class _Confusion:
         involved = true + predicted
         # as scikit-learn without labels=: a class that this sample lacks on both sides does not
         # count
-        return np.asarray(_ratio(2 * right, involved).sum(1) / (involved > 0).sum(1))
+        return np.asarray(ratio(2 * right, involved).sum(1) / (involved > 0).sum(1))
 
     def balanced_accuracy(self, weights: Float64) -> Float64:
         """Mean of the recall of every class that is true somewhere."""
         right, true, _ = self._marginals(weights)
-        return np.asarray(_ratio(right, true).sum(1) / (true > 0).sum(1))
+        return np.asarray(ratio(right, true).sum(1) / (true > 0).sum(1))
 
     def hidden_recall(self, unit: Int64) -> tuple[float, float]:
         """How far balanced accuracy may be below and above, by classes that no unit moves."""
@@ -708,7 +665,7 @@ class _Confusion:
         covariance = right.sum(1) * total - (true * predicted).sum(1)
         spread = (total**2 - (true**2).sum(1)) * (total**2 - (predicted**2).sum(1))
         # rounding may make the product of two variances slightly negative
-        return _ratio(covariance, np.sqrt(np.maximum(spread, 0)))
+        return ratio(covariance, np.sqrt(np.maximum(spread, 0)))
 
     def weighted_kappa(self, weights: Float64) -> Float64:
         """Cohen's kappa with the squared distance of class numbers; NaN where all are one class."""
@@ -717,7 +674,7 @@ class _Confusion:
         squares = np.subtract.outer(places, places) ** 2
         apart = weights @ self._squares * total
         expected = np.einsum("si,ij,sj->s", true, squares, predicted)
-        return _ratio(expected - apart, expected, undefined=np.nan)
+        return ratio(expected - apart, expected, undefined=np.nan)
 
     def f_beta(self, beta: float, weights: Float64) -> Float64:
         """F-beta of the second of two classes."""
@@ -726,11 +683,11 @@ class _Confusion:
 
     def precision(self, weights: Float64) -> Float64:
         right, _, predicted = self._marginals(weights)
-        return _ratio(right[:, 1], predicted[:, 1])
+        return ratio(right[:, 1], predicted[:, 1])
 
     def recall(self, weights: Float64) -> Float64:
         right, true, _ = self._marginals(weights)
-        return _ratio(right[:, 1], true[:, 1])
+        return ratio(right[:, 1], true[:, 1])
 
 
 def _behind(misses: NDArray[Any], owner: Int64) -> Float64:
@@ -768,7 +725,7 @@ class _Ranking:
         under = np.einsum("ij,ij->i", np.diff(missed, axis=1), hits[:, 1:] + hits[:, :-1])
         # the first trapezoid starts at the origin
         under = (missed[:, 0] * hits[:, 0] + under) / 2
-        return _ratio(under, hits[:, -1] * missed[:, -1], undefined=np.nan)
+        return ratio(under, hits[:, -1] * missed[:, -1], undefined=np.nan)
 
     def halved(self, block: Int64, count: int) -> Float64:
         """Areas ``(count,)`` in which each block of records counts half.
@@ -791,11 +748,11 @@ class _Ranking:
         kinds = (hits.sum() - np.bincount(block, positive, count) / 2) * (
             misses.sum() - np.bincount(block, 1 - positive, count) / 2
         )
-        return _ratio(under, kinds, undefined=np.nan)
+        return ratio(under, kinds, undefined=np.nan)
 
     def average_precision(self, weights: Float64) -> Float64:
         """Mean precision over the recall gained at each score; NaN without positives."""
         hits, chosen = self._sums(weights)
         gained, precision = np.diff(hits, axis=1, prepend=0.0), hits / np.maximum(chosen, _SMALLEST)
         areas = np.einsum("ij,ij->i", gained, precision)
-        return _ratio(areas, hits[:, -1], undefined=np.nan)
+        return ratio(areas, hits[:, -1], undefined=np.nan)

@@ -16,10 +16,10 @@ from dataclasses import asdict
 import numpy as np
 
 from embedkit.runs.intervals import Key, Metric, influences, paired, scored
-from embedkit.runs.metrics import Entities, beta_of, metrics_for
+from embedkit.runs.metrics import beta_of, metrics_for, ratio
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore
-from embedkit.types import Int64
+from embedkit.types import Bool, Float64, Int64
 from embedkit.units.target import float_of
 
 _UNEVEN = 0.8  # share of the largest class
@@ -140,3 +140,46 @@ def scores_by_class(p: Predictions) -> tuple[ClassScore, ...]:
 def _scored_subsets(predictions: Predictions) -> dict[str, Int64]:
     subsets = {"cross_validation": predictions.out_of_fold, "test": predictions.scored_test}
     return {name: index for name, index in subsets.items() if len(index)}
+
+
+class Entities:
+    """Whole entities in words with the tags ``O``, ``B-…`` and ``I-…``, as seqeval counts them.
+
+    An entity begins with ``B``, or with ``I`` after another kind, and is right if its first word,
+    its last word and its kind are. ``first`` ``(n,)`` are the words that begin a text.
+    """
+
+    def __init__(self, y: Int64, predicted: Int64, classes: Sequence[str], first: Bool) -> None:
+        # PER for both B-PER and I-PER, and an empty kind for O
+        kinds = [name.partition("-")[2] for name in classes]
+        self._kind = np.unique(kinds, return_inverse=True)[1]
+        self._begins = np.array([name.startswith("B") for name in classes])
+        self._inside, self._first = np.array([name != "O" for name in classes]), first
+        # (n,) masks of the words that begin an entity: metrics are sums over words, weighted as all
+        # others are
+        self._true, true_end = self._spans(y)
+        self._found, found_end = self._spans(predicted)
+        same = (self._kind[y] == self._kind[predicted]) & (true_end == found_end)
+        self._right = self._true & self._found & same
+
+    @staticmethod
+    def known_by(classes: Sequence[str]) -> bool:
+        """Return whether the classes are tags of entities."""
+        tags = {name for name in classes if name[:2] in ("B-", "I-")}
+        return bool(tags) and {*classes} <= tags | {"O"}
+
+    def _spans(self, tags: Int64) -> tuple[Bool, Int64]:
+        """First words of entities as a mask, and the last word of the entity of each word."""
+        inside, kind = self._inside[tags], self._kind[tags]
+        # an I opens an entity at the start of a text, behind an O, and behind another kind; -1 is
+        # no kind
+        new = self._first | ~np.append(False, inside[:-1]) | (kind != np.append(-1, kind[:-1]))
+        start = inside & (self._begins[tags] | new)
+        # a word is the last one unless the next word goes on inside of the same entity
+        last = np.flatnonzero(~np.append((inside & ~start)[1:], False))
+        return start, last[np.searchsorted(last, np.arange(len(tags)))]
+
+    def f1(self, weights: Float64) -> Float64:
+        """F1 of entities, each with the weight of its first word; 0 without any."""
+        right, true, predicted = (weights @ part for part in (self._right, self._true, self._found))
+        return ratio(2 * right, true + predicted)

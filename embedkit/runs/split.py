@@ -195,9 +195,9 @@ class Split(Shown):
             raise UsageError("the split has a test set already. Leave it out.", test=test)
         if self.settings.grouped:
             logger.warning(
-                "the records of the test set are resampled one by one, since their groups are not "
-                "known. Where they are alike in groups, as those of the split are, its intervals "
-                "are too narrow; a test set of the split (embedkit split --test) has its groups."
+                "the records of the test set are resampled one by one, without groups: its "
+                "intervals are too narrow where they are alike in groups, as those of the split "
+                "are. A test set of the split (embedkit split --test) has its groups."
             )
 
     def subsets(self) -> list[tuple[Int64, Int64]]:

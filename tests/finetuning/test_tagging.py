@@ -23,9 +23,8 @@ from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.finetuning.model import padded, predict_logits, read_model
 from embedkit.finetuning.options import WORDS, TrainingOptions
-from embedkit.runs.metrics import Entities
 from embedkit.runs.predictions import Predictions, read_predictions
-from embedkit.runs.scores import metrics_of
+from embedkit.runs.scores import Entities, metrics_of
 from embedkit.runs.split import read_split
 from embedkit.units.target import Target
 from embedkit.units.units import Units
