@@ -262,28 +262,33 @@ def as_svg(scene: Scene, *, name: str, page: bool = True) -> Markup:
 
     Without ``page`` they are fixed, for a file of its own.
     """
-    # in a page it shrinks with its column, and grows to 1.2 times its size at most
-    kind = (
-        Markup(' style="max-width:{:g}px"').format(scene.width * 1.2)
-        if page
-        else Markup(
-            ' xmlns="http://www.w3.org/2000/svg" width="{:g}" height="{:g}"'
-            ' font-family="Noto Sans, Noto Sans CJK KR, sans-serif"'
-            ' style="max-width:100%;height:auto"'  # where a window is narrower
-        ).format(scene.width, scene.height)
-    )
-    # read by screen readers: title and description are the name of the image
-    described, ids = Markup(""), f"{name}-title"
-    if scene.description:
-        described = Markup('<desc id="{}-desc">{}</desc>').format(name, scene.description)
-        ids += f" {name}-desc"
-    head = Markup(
-        '<svg viewBox="0 0 {:g} {:g}" role="img" aria-labelledby="{}"{}>'
-        '<title id="{}-title">{}</title>{}'
-    ).format(scene.width, scene.height, ids, kind, name, scene.title, described)
-    if not page:  # else dark letters would stand on whatever a viewer has behind them
-        head += Markup('<rect width="100%" height="100%" fill="#fff"/>')
-    return head + Markup("").join(_element(*item, page) for item in scene.items) + Markup("</svg>")
+    # read by screen readers: title and description are the name of the image; of a symbol, which
+    # has neither, the name stands beside it
+    about = {"title": scene.title, "desc": scene.description}
+    about = {kind: text for kind, text in about.items() if text}
+    named = {"role": "img", "aria-labelledby": " ".join(f"{name}-{kind}" for kind in about)}
+    root = {"viewBox": f"0 0 {scene.width:g} {scene.height:g}"}
+    root |= named if about else {"aria-hidden": "true"}
+    content = [_tag(kind, {"id": f"{name}-{kind}"}, text) for kind, text in about.items()]
+    if page:
+        # it shrinks with its column, and grows to 1.2 times its size at most
+        root["style"] = f"max-width:{scene.width * 1.2:g}px"
+    else:
+        root |= {"xmlns": "http://www.w3.org/2000/svg"}
+        root |= {"width": f"{scene.width:g}", "height": f"{scene.height:g}"}
+        root["font-family"] = "Noto Sans, Noto Sans CJK KR, sans-serif"
+        root["style"] = "max-width:100%;height:auto"  # where a window is narrower
+        # else dark letters would stand on whatever a viewer has behind them
+        content.append(_tag("rect", {"width": "100%", "height": "100%", "fill": "#fff"}))
+    content += [_element(*item, page) for item in scene.items]
+    return _tag("svg", root, Markup("").join(content))
+
+
+def _tag(tag: str, attributes: Mapping[str, str], content: str | None = None) -> Markup:
+    """An element; what is no markup is escaped."""
+    listed = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in attributes.items())
+    end = Markup("/>") if content is None else Markup(">{}</{}>").format(content, tag)
+    return Markup("<{}{}{}").format(tag, listed, end)
 
 
 def _element(tag: str, values: Mapping[str, str], text: str, page: bool) -> Markup:
@@ -296,9 +301,7 @@ def _element(tag: str, values: Mapping[str, str], text: str, page: bool) -> Mark
         attributes["style"] = ";".join(f"{key}:var(--{colour})" for key, colour in paint.items())
     else:
         attributes |= {key: _colours()[colour] for key, colour in paint.items()}
-    listed = Markup("").join(Markup(' {}="{}"').format(*pair) for pair in attributes.items())
-    end = Markup(">{}</text>").format(text) if tag == "text" else Markup("/>")
-    return Markup("<{}{}").format(Markup(tag), listed) + end
+    return _tag(tag, attributes, text if tag == "text" else None)
 
 
 def check_form(**form: str) -> None:

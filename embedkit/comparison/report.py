@@ -338,11 +338,7 @@ def _legend(compared: Compared, methods: Mapping[str, Predictions]) -> Iterator[
     for name in methods:
         scene = Scene(14, 14, title="")
         scene.mark(7, 7, styles[name], radius=5)
-        drawn = str(as_svg(scene, name="x"))
-        # only what is drawn: the outer element is written here, and hidden from screen readers,
-        # which say the name beside it
-        body = Markup(drawn[drawn.index("</title>") + len("</title>") :])
-        yield Markup('<svg viewBox="0 0 14 14" aria-hidden="true">') + body, name
+        yield as_svg(scene, name="symbol"), name
 
 
 def _matrix(p: Predictions) -> list[list[tuple[int, float]]]:
