@@ -176,15 +176,14 @@ def _methods_text(compared: Compared, advice: Recommendation, other_lines: list[
     lines: dict[str, dict[str, str]] = {}
     versus = f"against {shorten(compared.baseline, _HEAD)}"
     tested = any(row.test for row in compared.rows)
-    for row in compared.rows:
-        if row.kind == "majority":
-            continue
+    # the majority last, whatever its rank: it is there for its scores alone
+    for row in sorted(compared.rows, key=lambda row: row.kind == "majority"):
         gain = metric_text(row.to_baseline.value if row.to_baseline else None, metric, signed=True)
         cells = {
             "  method": f"{'→' if row.name == advice.method.name else ' '} "
             + shorten(row.name, room),
             _score_heading(metric): score_text(row.scores[metric], metric),
-            versus: f"{row.verdict} {gain}".strip(),
+            versus: "–" if row.kind == "majority" else f"{row.verdict} {gain}".strip(),
         }
         if tested:
             test = row.test
@@ -193,11 +192,6 @@ def _methods_text(compared: Compared, advice: Recommendation, other_lines: list[
             cells["train"] = fit_text(row) or "–"
         time = cost_text(row)
         lines[row.name] = cells | {compared.level.replace("sentence", "text"): time or "–"}
-    guess = score_text(compared.row("majority").scores[metric], metric)
-    lines["majority"] = dict.fromkeys(next(iter(lines.values())), "–")
-    lines["majority"] |= {"  method": "  majority", _score_heading(metric): guess}
-    if test := compared.row("majority").test:
-        lines["majority"]["test"] = metric_text(test[metric].value, metric)
     # the answer is to fit a small terminal, 15 lines with the one that counts the rest
     room = 14 - sum(len(fitted(line)) for line in other_lines)
     if asked_for_all() or len(lines) <= room:
