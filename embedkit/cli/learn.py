@@ -262,13 +262,8 @@ def predict(
 
     names = parse_label_names(label_names)
     model: dict[str, Any] = {"label_names": names, "device": device, "head": head}
-    # a bar while the model is loaded, and none when lines are typed and answered
-    with progress_bar() as progress:
-        if corpus not in (None, "-"):
-            count, unit, rejected = predict_file(
-                run, corpus, reading=reading, as_json=as_json, progress=progress, **model, **output
-            )
-        elif file_options := [
+    if corpus in (None, "-"):
+        if file_options := [
             name
             for name, value in {**reading.given, **output}.items()
             if value and (corpus or name not in ("text", "text_pair"))
@@ -276,20 +271,24 @@ def predict(
             problem = f"--{file_options[0].replace('_', '-')} is for the file of a corpus"
             advice = "lines of standard input are UTF-8, and answers go to standard output"
             raise UsageError(f"{problem}; {advice}.")
-        elif reading.text is None and reading.text_pair is not None:
+        if reading.text is None and reading.text_pair is not None:
             raise UsageError("give the first text too, by --text.", text_pair=reading.text_pair)
-        else:
-            # a single --text is answered as soon as the model is there; for lines it is warmed up,
-            # so that the first answer is as quick as the others
-            lines = corpus == "-" or reading.text is None
+        # a single --text is answered as soon as the model is there; for lines it is warmed up, so
+        # that the first answer is as quick as the others
+        lines = corpus == "-" or reading.text is None
+        # a bar while the model is loaded, and none when lines are typed and answered
+        with progress_bar():
             predictor = embedkit.Predictor(run, **model, warm=lines)
-            if lines and predictor.columns:
-                raise lacks_column("standard input", predictor.columns[0])
-    if corpus in (None, "-"):
-        if lines:
-            return answer_lines(partial(_show_line, predictor, as_json=as_json), "text")
-        _show_text(predictor, str(reading.text), reading.text_pair, as_json=as_json)
-        return 0
+        if not lines:
+            _show_text(predictor, str(reading.text), reading.text_pair, as_json=as_json)
+            return 0
+        if predictor.columns:
+            raise lacks_column("standard input", predictor.columns[0])
+        return answer_lines(partial(_show_line, predictor, as_json=as_json), "text")
+    with progress_bar() as progress:
+        count, unit, rejected = predict_file(
+            run, corpus, reading=reading, as_json=as_json, progress=progress, **model, **output
+        )
     if as_json and output["out"]:  # without a file the predictions themselves are printed
         place = {"out": str(output["out"]), "predicted": count}
         click.echo(json_line({**place, "rejected": rejected}))
