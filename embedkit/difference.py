@@ -209,7 +209,17 @@ def diff(
     distance, cosine = pair.distances, pair.cosines
     # of the records in both
     near = bool(np.max(distance) <= ROUNDING)
-    result = Diff(
+    further = _decisions(pair, sample, seed, progress)
+    # two datasets say themselves how they were made, and equal vectors need no explanation
+    if foreign and not near:
+        about: dict[str, Any] = {"owner": str(data.path), "device": device, "model": model}
+        # one checkpoint for each precision; every other setting is changed on what was loaded
+        load_encoder = cache(partial(encode_as, data.manifest, data.views, **about))
+        try:
+            further |= _explained(pair, join.by, random, load_encoder, progress)
+        except EmbedkitError as error:  # the checkpoint is not here; what was measured is
+            logger.warning(Message(f"what explains the difference was not tried: {error.message}"))
+    return Diff(
         records=len(join.a),
         joined=join.by,
         # records of other texts are in both, and in neither number
@@ -225,20 +235,8 @@ def diff(
         cka=linear_cka(pair.x[sample], pair.y[sample]),
         settings=settings,
         moved=pair.moved(sample[queries], kept),
+        **further,
     )
-    result = _with_decisions(result, pair, sample, seed, progress)
-    # two datasets say themselves how they were made, and equal vectors need no explanation
-    if not foreign or near:
-        return result
-    about: dict[str, Any] = {"owner": str(data.path), "device": device, "model": model}
-    # one checkpoint for each precision; every other setting is changed on what was loaded
-    load_encoder = cache(partial(encode_as, data.manifest, data.views, **about))
-    try:
-        before, tried = _explained(pair, join.by, random, load_encoder, progress)
-    except EmbedkitError as error:  # the checkpoint is not here; what was measured is
-        logger.warning(Message(f"what explains the difference was not tried: {error.message}"))
-        return result
-    return replace(result, before=before, explanations=tuple(tried))
 
 
 _IDS = ("id", "doc_id", "document_id", "uid", "guid")
@@ -457,13 +455,11 @@ def _distances(x: Float32, y: Float32) -> Float64:
     return np.asarray(np.linalg.norm(a - b, axis=1) / np.maximum(lengths, 1e-12))
 
 
-def _with_decisions(
-    result: Diff, pair: _Pair, sample: Int64, seed: int, progress: ProgressCallback
-) -> Diff:
-    """The result, with that of a classifier that is trained on both, if there are classes."""
+def _decisions(pair: _Pair, sample: Int64, seed: int, progress: ProgressCallback) -> dict[str, Any]:
+    """The fields of a classifier that is trained on both, if there are classes."""
     # numbers as labels have no decisions that could change
     if "label" not in pair.data.columns or pair.data.y.dtype.kind == "f":
-        return result
+        return {}
     units = Units.of_dataset(pair.data).take(pair.places[sample])
     # untuned: the question is what the vectors change, and tuning would add noise of its own
     method = Frozen(EstimatorSettings(seed=seed, tune=False))
@@ -477,14 +473,13 @@ def _with_decisions(
             held_out[name], _ = cross_validate(method, same, progress=progress)
     except UsageError as error:
         logger.info(Message(f"no classifier is compared: {error.message}"))
-        return result
+        return {}
     scores, differences = scores_and_differences(held_out, "accuracy", no_progress)
-    return replace(
-        result,
-        decisions=float(np.mean(held_out["a"].y_pred != held_out["b"].y_pred)),
-        accuracies=tuple(scores[name]["accuracy"].value for name in held_out),
-        difference=differences["b", "a"],
-    )
+    return {
+        "decisions": float(np.mean(held_out["a"].y_pred != held_out["b"].y_pred)),
+        "accuracies": tuple(scores[name]["accuracy"].value for name in held_out),
+        "difference": differences["b", "a"],
+    }
 
 
 # explanations
@@ -499,7 +494,7 @@ def _explained(
     random: np.random.Generator,
     load_encoder: Callable[..., DatasetEncoder],
     progress: ProgressCallback,
-) -> tuple[float, list[Explanation]]:
+) -> dict[str, Any]:
     """The distance of a sample as it is, and settings that bring A nearer to B, the best first.
 
     The best setting is kept and the others are tried again beside it, until none halves what is
@@ -515,7 +510,7 @@ def _explained(
         before = float(_distances(x[chosen], y[chosen]).mean())
         # looked for first, since no setting of the encoder can explain it
         if joined == "order" and (order := _order(x, y, chosen)):
-            return before, [order]
+            return {"before": before, "explanations": (order,)}
     laboratory = _Laboratory(pair.data, places[chosen], y[chosen], load_encoder)
     # without a change of the input: layer, pooling, scale and rounding follow from the same pass
     best = laboratory.nearest({})
@@ -541,7 +536,8 @@ def _explained(
             break
         best = nearest
     # the one kept is first even where another is a rounding nearer, with more settings
-    return before, sorted(trials, key=lambda trial: (trial is not best, trial.distance))
+    trials.sort(key=lambda trial: (trial is not best, trial.distance))
+    return {"before": before, "explanations": tuple(trials)}
 
 
 def _simplest(trials: Sequence[Explanation]) -> Explanation:
