@@ -58,7 +58,7 @@ from embedkit.types import AnyPath, ProgressCallback, no_progress, steps
 
 # of all texts in the page, which are shortened until they fit
 _MOST_BYTES = 5_000_000
-_FIRST_CLASSES, _FIRST_METHODS = 15, 8
+_FIRST_METHODS = 8
 _LISTS = {
     "all_wrong": "wrong in all",
     "relabel": "labels to check",
@@ -165,7 +165,6 @@ def _content(
         "advice": advice,
         "compared": compared,
         "facts": _facts(compared),
-        "pairs_text": count_text(compared.tests, "pair"),
         "tiles": list(_tiles(compared, advice, bins)),
         "notices": list(notices(compared, cases)),
         "legend": list(_legend(compared, methods)),
@@ -177,7 +176,6 @@ def _content(
         "lower": ", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
         "unit": UNITS[runs[0].content.split.unit],
         "trained": [name for name, _ in trained(compared)],
-        "first_classes": _FIRST_CLASSES,
         "commands": [(run.name, _command(run.content.command or "")) for run in runs],
         "ledgers": [(d.path.resolve().name, _ledger(d)) for d in compared.datasets],
         "version": __version__,
