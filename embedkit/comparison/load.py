@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import chain
@@ -123,11 +123,7 @@ def read_runs(
             "the runs have different test sets, or only some of them have one: they are compared "
             "on the records of the folds alone"
         )
-        runs = [
-            # take() drops inner predictions, which blends still need
-            run._replace(predictions=replace(p.take(p.out_of_fold), inner=p.inner))
-            for run, p in ((run, run.predictions) for run in runs)
-        ]
+        runs = _of_some(runs, lambda p: p.out_of_fold)
     runs = _with_shared_words(runs)
     for run in runs[1:]:
         _check_same(runs[0], run)
@@ -309,13 +305,17 @@ def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:
     left_out = count_text(len(keys) - len(common), "word")
     logger.warning("%s left out, which not all runs predict", left_out)
 
-    def some(p: Predictions) -> Predictions:
-        return p.take(np.flatnonzero(np.isin(keys_of(p), common)))
+    return _of_some(runs, lambda p: np.flatnonzero(np.isin(keys_of(p), common)))
 
-    return [
-        run._replace(predictions=replace(some(p), inner=p.inner and some(p.inner)))
-        for run, p in ((run, run.predictions) for run in runs)
-    ]
+
+def _of_some(runs: Sequence[LoadedRun], chosen: Callable[[Predictions], Int64]) -> list[LoadedRun]:
+    """Runs on chosen records alone, in their inner predictions too, which blends need."""
+
+    def some(p: Predictions) -> Predictions:
+        inner = p.inner and some(p.inner)
+        return replace(p.take(chosen(p)), inner=inner)
+
+    return [run._replace(predictions=some(run.predictions)) for run in runs]
 
 
 def _check_same(first: LoadedRun, run: LoadedRun) -> None:
