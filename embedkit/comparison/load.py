@@ -373,21 +373,31 @@ def _input_settings(content: PredictionRun) -> dict[str, str]:
 
 
 class Dataset(NamedTuple):
-    """A dataset that runs were made from, with their names, and that is still what it was.
-
-    ``encode_seconds`` are per 1,000 records, of runs on words per 1,000 words; ``None`` if it was
-    made in more than one go.
-    """
+    """A dataset that runs were made from, with their names, and that is still what it was."""
 
     path: Path
     manifest: Manifest
-    encode_seconds: float | None
-    runs: tuple[str, ...]
+    runs: list[str]
+
+    def encode_seconds(self, level: str) -> float | None:
+        """Return the time of 1,000 records or words; ``None`` if it was made in several goes."""
+        rows = self.manifest.totals.accepted
+        if level == "word":
+            files = self.manifest.files.items()
+            rows = sum(file.rows for name, file in files if name.startswith("words/"))
+        try:
+            lines = Layout(self.path).log.read_text("utf-8").splitlines()
+            # the log of the job: a resumed one timed only the shards that it made
+            finished = [e for e in map(json.loads, lines) if e["event"] == "finished"]
+            seconds = [float(e["seconds"]) for e in finished if not e["shards_found"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return seconds[-1] / rows * 1_000 if seconds and rows else None
 
 
 def find_datasets(runs: Sequence[LoadedRun]) -> tuple[Dataset, ...]:
     """The datasets of runs that are still where they were, unchanged."""
-    datasets: dict[str, tuple[Path, Manifest, list[str]]] = {}
+    datasets: dict[str, Dataset] = {}
     for run in runs:
         named = run.content.dataset
         path = run.path / named.path
@@ -396,23 +406,6 @@ def find_datasets(runs: Sequence[LoadedRun]) -> tuple[Dataset, ...]:
         manifest = read_manifest(path)
         # another dataset may have taken the place since
         if manifest.fingerprint == named.fingerprint:
-            datasets.setdefault(manifest.fingerprint, (path, manifest, []))[2].append(run.name)
-    words = runs[0].content.level == "word"
-    return tuple(
-        Dataset(path, manifest, _encode_seconds(path, manifest, words), tuple(names))
-        for path, manifest, names in datasets.values()
-    )
-
-
-def _encode_seconds(path: Path, manifest: Manifest, words: bool) -> float | None:
-    rows = manifest.totals.accepted
-    if words:
-        rows = sum(file.rows for name, file in manifest.files.items() if name.startswith("words/"))
-    try:
-        lines = Layout(path).log.read_text("utf-8").splitlines()
-        # the log of the job: a resumed one timed only the shards that it made
-        finished = [e for e in map(json.loads, lines) if e["event"] == "finished"]
-        seconds = [float(e["seconds"]) for e in finished if not e["shards_found"]]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return seconds[-1] / rows * 1_000 if seconds and rows else None
+            dataset = datasets.setdefault(manifest.fingerprint, Dataset(path, manifest, []))
+            dataset.runs.append(run.name)
+    return tuple(datasets.values())

@@ -535,7 +535,8 @@ def _costs(
     folds, whose mean it predicts.
     """
     # what each run measured: the time from features to predictions, and that of its encoder
-    encode_seconds = {d.manifest.fingerprint: d.encode_seconds for d in datasets}
+    level = runs[0].content.level
+    encode_seconds = {d.manifest.fingerprint: d.encode_seconds(level) for d in datasets}
     predicting: dict[str, float | None] = {}
     measured: dict[str | None, float] = {}
     for run in runs:
@@ -572,11 +573,11 @@ def _costs(
         model_costs = [costs[run.name] for run in models]
         # of frozen vectors each dataset once, every fine-tuned encoder by itself
         encoders = {
-            run.content.dataset.fingerprint if run.content.views else run.name: run.name
-            for run in models
-            if run.content.views or costs[run.name].encode_seconds is not None
+            run.content.dataset.fingerprint if run.content.views else run.name: cost.encode_seconds
+            for run, cost in zip(models, model_costs, strict=True)
+            if _encoder(run) is not None
         }
-        encode = _sum([costs[name].encode_seconds for name in encoders.values()])
+        encode = _sum([*encoders.values()])
         predict = _sum([cost.predict_seconds for cost in model_costs])
         together = MethodCost(
             fit_seconds=_sum([cost.fit_seconds for cost in model_costs]),
