@@ -195,7 +195,7 @@ def diff(
         other = load(second, names[-1])
         y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
     # from here on positions are those of the joined records, in the order of A
-    pair = _Pair(data, join.a, data.X[join.a], y[join.b])
+    pair = _Pair.of(data, join.a, data.X[join.a], y[join.b])
     random = np.random.default_rng(seed)
     # samples are drawn in a fixed order, so that a seed gives the same result
     sample = pair.distinct(random)
@@ -227,7 +227,7 @@ def diff(
         only_b=len(y) - len(join.a) - join.other_texts,
         other_texts=join.other_texts,
         same=near and len(join.a) == len(data) == len(y),
-        equal=int((pair.x == pair.y).all(axis=1).sum()) if pair.of_one_width else 0,
+        equal=int((distance == 0).sum()),
         distance={"median": float(np.median(distance)), "largest": float(np.max(distance))},
         cosines={name: float(np.quantile(cosine, share)) for name, share in _QUANTILES.items()},
         together=len(sample),
@@ -407,22 +407,16 @@ class _Pair(NamedTuple):
     places: Int64
     x: Float32
     y: Float32
+    distances: Float64  # relative L2 of each record (n,); NaN for two widths
+    cosines: Float64  # of each record (n,); NaN for two widths
 
-    @property
-    def of_one_width(self) -> bool:
-        return self.x.shape == self.y.shape
-
-    @property
-    def distances(self) -> Float64:
-        """Relative L2, ``(n,)``; NaN for two widths."""
-        return _distances(self.x, self.y) if self.of_one_width else np.full(len(self.x), np.nan)
-
-    @property
-    def cosines(self) -> Float64:
-        """Cosines ``(n,)``; NaN for two widths."""
-        if not self.of_one_width:
-            return np.full(len(self.x), np.nan)
-        return np.asarray((unit_vectors(self.x) * unit_vectors(self.y)).sum(axis=1))
+    @classmethod
+    def of(cls, data: VectorData, places: Int64, x: Float32, y: Float32) -> _Pair:
+        if x.shape != y.shape:
+            nothing = np.full(len(x), np.nan)
+            return cls(data, places, x, y, nothing, nothing)
+        cosines = np.asarray((unit_vectors(x) * unit_vectors(y)).sum(axis=1))
+        return cls(data, places, x, y, _distances(x, y), cosines)
 
     def distinct(self, random: np.random.Generator) -> Int64:
         """Positions of up to 10,000 records, one for each text: equal ones are all as near."""
@@ -500,18 +494,18 @@ def _explained(
     The best setting is kept and the others are tried again beside it, until none halves what is
     left: two things may be wrong at once.
     """
-    _, places, x, y = pair
+    x, y = pair.x, pair.y
     chosen, before = random.permutation(len(x))[:_TRIED], np.inf
-    if pair.of_one_width:
+    if x.shape == y.shape:
         # those that moved most show best what moved them, such as a cut; the random ones keep a
         # setting from being named that explains only these
         farthest = np.argsort(-pair.distances, kind="stable")[:_FARTHEST]
         chosen = np.unique(np.concatenate([farthest, chosen[: _TRIED - len(farthest)]]))
-        before = float(_distances(x[chosen], y[chosen]).mean())
+        before = float(pair.distances[chosen].mean())
         # looked for first, since no setting of the encoder can explain it
         if joined == "order" and (order := _order(x, y, chosen)):
             return {"before": before, "explanations": (order,)}
-    laboratory = _Laboratory(pair.data, places[chosen], y[chosen], load_encoder)
+    laboratory = _Laboratory(pair.data, pair.places[chosen], y[chosen], load_encoder)
     # without a change of the input: layer, pooling, scale and rounding follow from the same pass
     best = laboratory.nearest({})
     trials = [best]
