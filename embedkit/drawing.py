@@ -184,16 +184,12 @@ class Plot(Scene):
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Return the pixels of a value; in the middle of an axis without extent."""
-        ends, value = self._x, x
-        if self._log:
-            ends, value = (math.log(ends[0]), math.log(ends[1])), math.log(x)
+        start, end, value = map(math.log, (*self._x, x)) if self._log else (*self._x, x)
         # one value alone, such as a curve with one point, stands in the middle
-        across = (value - ends[0]) / (ends[1] - ends[0]) if ends[1] != ends[0] else 0.5
+        across = (value - start) / (end - start) if end != start else 0.5
         up = (y - self._y[0]) / (self._y[1] - self._y[0]) if self._y[1] != self._y[0] else 0.5
-        return (
-            self.left + across * (self.right - self.left),
-            self.bottom - up * (self.bottom - self.top),
-        )
+        right, above = across * (self.right - self.left), up * (self.bottom - self.top)
+        return self.left + right, self.bottom - above
 
     def curve(
         self,

@@ -249,13 +249,13 @@ def similarity(
     return Result(
         {"model": result.model, "agreement": result.agreement, "as_high": result.as_high}
         | {**counts, "pairs": pairs},
-        lambda: _similarity_text(result),
+        lambda: _similarity_text(result, pairs),
         asked_for=True,
         code=EXIT_REJECTS if result.rejected else 0,
     )
 
 
-def _similarity_text(result: PairSimilarity) -> str:
+def _similarity_text(result: PairSimilarity, pairs: list[dict[str, Any]]) -> str:
     """Correlations by pooling and layer; without human scores the cosine of every pair."""
     from embedkit.cli.run_text import agreement_finding, agreement_table, grid_text
 
@@ -265,11 +265,10 @@ def _similarity_text(result: PairSimilarity) -> str:
     if result.gold is not None and (lacking := int(np.isnan(result.gold).sum())):
         count += f", {lacking:,} without a score"
     if not result.agreement:
-        cosines = result.cosines.items()
         cells = [
-            {"row": record.row, "id": record.id}
-            | {name: number_text(values[i]) for name, values in cosines}
-            for i, record in enumerate(result.records)
+            {"row": pair["row"], "id": pair["id"]}
+            | {name: number_text(cosine) for name, cosine in pair["cosine"].items()}
+            for pair in pairs
         ]
         return f"{table_text(cells)}\n{count}"
     scores = {view: correlations["spearman"] for view, correlations in result.agreement.items()}
