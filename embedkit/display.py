@@ -115,6 +115,15 @@ def typing_folder() -> Path:
     return Path.cwd() if typed is None else typed.folder
 
 
+def path_text(path: str | Path) -> str:
+    """Return a path relative to the folder in which the command was typed.
+
+    A stage of ``embedkit run`` works in the folder of its recipe; the paths of other commands stay.
+    """
+    folder = typing_folder()
+    return visible(str(path) if folder == Path.cwd() else path_from(path, folder))
+
+
 def bytes_text(count: float) -> str:
     """``1.2 GB``; powers of 1000, as disks are sold."""
     return decimal(int(count))

@@ -11,15 +11,8 @@ import click
 from embedkit.choices import PREFERENCES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, choice, option, options
-from embedkit.cli.text import (
-    asked_for_all,
-    fitted,
-    number_text,
-    path_text,
-    table_text,
-    terminal_width,
-)
-from embedkit.display import bytes_text, count_text, shorten
+from embedkit.cli.text import asked_for_all, fitted, number_text, table_text, terminal_width
+from embedkit.display import bytes_text, count_text, path_text, shorten
 from embedkit.errors import UsageError
 from embedkit.runs.metrics import (
     LOWER_IS_BETTER,
@@ -117,7 +110,7 @@ def compare(
 
         blend = compared.blend_to_use()
         count = write(blend, write_blend, answers=answers, submission=columns, overwrite=overwrite)
-        tests = (getattr(run.content, "test_set", None) for run in compared.runs)
+        tests = (run.content.test_set for run in compared.runs)
         lost = 0 if answers else max((test.rejected for test in tests if test), default=0)
         missing = f"; {count_text(lost, 'record')} of the test set rejected" * bool(lost)
         text = f"{count_text(count, 'record')}, {blend.name}{missing}"

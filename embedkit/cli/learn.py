@@ -13,8 +13,8 @@ import embedkit
 from embedkit.choices import CONTROLS, EXPORTS, FEATURES, HEADS, OBJECTIVES, PRECISIONS
 from embedkit.cli.command import Result, answer_lines, command
 from embedkit.cli.options import FILE, FLAG, choice, names_of, option, options, progress_bar
-from embedkit.cli.text import path_text, say
-from embedkit.display import count_text, json_line, reasons_text, visible
+from embedkit.cli.text import say
+from embedkit.display import count_text, json_line, path_text, reasons_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
 from embedkit.runs.metrics import metric_text
 from embedkit.storage import without_secrets

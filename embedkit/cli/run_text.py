@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from embedkit import storage
 from embedkit.cli.command import Result
-from embedkit.cli.text import asked_for_all, path_text, table_text
+from embedkit.cli.text import asked_for_all, table_text
 from embedkit.dataset.format import is_dataset, read_manifest
-from embedkit.display import as_argument, bytes_text, count_text, duration_text, reasons_text
+from embedkit.display import (
+    as_argument,
+    bytes_text,
+    count_text,
+    duration_text,
+    path_text,
+    reasons_text,
+)
 from embedkit.encoding.views import layer_rank, split_view, view_ranges, view_text
 from embedkit.errors import EXIT_REJECTS
 from embedkit.runs.metrics import (

@@ -10,22 +10,11 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import click
 
-from embedkit.display import (
-    HARMLESS,
-    MINUS,
-    columns,
-    json_line,
-    path_from,
-    shorten,
-    typing_folder,
-    visible,
-    without_nan,
-)
+from embedkit.display import HARMLESS, MINUS, columns, json_line, shorten, visible, without_nan
 from embedkit.remote import as_given
 from embedkit.storage import without_secrets
 from embedkit.types import clear_line
@@ -177,15 +166,6 @@ def _width(column: Sequence[str]) -> int:
 def number_text(value: float | None, form: str = ".3f") -> str:
     """Return a formatted number; a dash for ``None`` and NaN."""
     return "–" if value is None or math.isnan(value) else f"{value:{form}}".replace("-", MINUS)
-
-
-def path_text(path: str | Path) -> str:
-    """Return a path relative to the folder in which the command was typed.
-
-    A stage of ``embedkit run`` works in the folder of its recipe; the paths of other commands stay.
-    """
-    folder = typing_folder()
-    return visible(str(path) if folder == Path.cwd() else path_from(path, folder))
 
 
 def one_line(text: str) -> str:
