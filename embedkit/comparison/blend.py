@@ -30,8 +30,9 @@ from embedkit.prediction_files import (
     with_columns,
     write_prediction_file,
 )
-from embedkit.runs.metrics import Threshold
+from embedkit.runs.metrics import Threshold, beta_of
 from embedkit.runs.predictions import Predictions, decide, fold_names
+from embedkit.runs.run import PredictionRun
 from embedkit.types import Float64, Int64
 
 # the least probability whose logarithm is pooled: a run that is certain and wrong must not outvote
@@ -111,6 +112,18 @@ def blend(
         y_pred[test] = decide(proba[test], threshold=final, sets=records.of_sets)
     blended = records.with_proba(proba, y_pred)
     return Blend(f"blend: {kind}", blended, tuple(named), cross_fitted, final, apply, separator)
+
+
+def threshold_of(metric: str, contents: Sequence[PredictionRun]) -> Threshold | None:
+    """Threshold of blends: by the metric asked for, else by that of the runs, if they have one."""
+    if beta_of(metric) is not None:
+        return Threshold(None, beta_of(metric))
+    if all(content.threshold is None for content in contents):
+        return None
+    if metric == "macro_f1":
+        return Threshold(None, None)
+    chosen = [name for content in contents if (name := content.threshold_metric)]
+    return Threshold.parse(chosen[0] if chosen else "f1")
 
 
 def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDArray[Any]]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from embedkit import storage
 from embedkit.choices import BLENDS, PREFERENCES, check_choice
-from embedkit.comparison.blend import Blend, blend
+from embedkit.comparison.blend import Blend, blend, threshold_of
 from embedkit.comparison.load import (
     FOREIGN,
     Dataset,
@@ -31,14 +31,7 @@ from embedkit.comparison.load import (
 from embedkit.display import Shown
 from embedkit.errors import UsageError
 from embedkit.runs.intervals import Difference, Score, holm, influences, paired_test, scored
-from embedkit.runs.metrics import (
-    COMPARED,
-    LOWER_IS_BETTER,
-    Threshold,
-    beta_of,
-    is_percent,
-    named_metric,
-)
+from embedkit.runs.metrics import COMPARED, LOWER_IS_BETTER, beta_of, is_percent, named_metric
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
 from embedkit.runs.scores import headline_metric, metrics_of
@@ -419,8 +412,9 @@ def _predictions(
     blends: dict[str, Blend] = {}
     records, models = runs[0].predictions, with_models(runs)
     if len(models) > 1:
-        about: dict[str, Any] = {"threshold": _blend_threshold(metric, models)}
-        about["separator"] = models[0].content.separator
+        contents = [run.content for run in models]
+        about: dict[str, Any] = {"threshold": threshold_of(metric, contents)}
+        about["separator"] = contents[0].separator
         inputs = {run.name: run.predictions for run in models}
         # a pool weighs one choice among classes, which a set is not
         kinds = ["mean"] if records.of_sets else BLENDS
@@ -488,18 +482,6 @@ def _metric(name: str | None, runs: Sequence[LoadedRun]) -> str:
     if beta_of(name) is None or len(p.classes) != 2 or p.of_sets:
         check_choice(names, metric=name)
     return name
-
-
-def _blend_threshold(metric: str, runs: Sequence[LoadedRun]) -> Threshold | None:
-    """Threshold of blends: by the metric asked for, else by that of the runs, if they have one."""
-    if beta_of(metric) is not None:
-        return Threshold(None, beta_of(metric))
-    if all(run.content.threshold is None for run in runs):
-        return None
-    if metric == "macro_f1":
-        return Threshold(None, None)
-    chosen = [name for run in runs if (name := run.content.threshold_metric)]
-    return Threshold.parse(chosen[0] if chosen else "f1")
 
 
 def _baseline(name: str | None, runs: Sequence[LoadedRun]) -> str:
