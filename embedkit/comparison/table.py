@@ -467,20 +467,17 @@ def scores_and_differences(
 
 
 def _metric(name: str | None, runs: Sequence[LoadedRun]) -> str:
-    p = runs[0].predictions
-    # no verdict rests on a score without an interval
-    metrics = metrics_of(p.take(p.out_of_fold)).items()
-    names = [name for name, metric in metrics if metric.scale != "biased"]
-    if name is None:
-        if not p.classes:
-            return names[0]
+    p = runs[0].predictions.take(runs[0].predictions.out_of_fold)
+    if name is None and not p.classes:
+        name = next(iter(metrics_of(p)))
+    elif name is None:
         contents = [run.content for run in with_models(runs) or runs]
-        y = p.y[p.out_of_fold]
-        name = headline_metric(contents, y.sum(0) if p.of_sets else np.bincount(y))
+        name = headline_metric(contents, p.y.sum(0) if p.of_sets else np.bincount(p.y))
     # also that of a run, whose file may say anything
     name = named_metric(name)
-    if beta_of(name) is None or len(p.classes) != 2 or p.of_sets:
-        check_choice(names, metric=name)
+    metrics = metrics_of(p, beta=beta_of(name)).items()
+    # no verdict rests on a score without an interval
+    check_choice([other for other, metric in metrics if metric.scale != "biased"], metric=name)
     return name
 
 
