@@ -174,10 +174,9 @@ def _agreement(
         for name in ("spearman", "pearson")
     }
     moved = influences(metrics, unit)
-    agreement: dict[str, dict[str, Score]] = {view: {} for view in cosines}
-    for (view, name), score in scored(metrics, unit, moved).items():
-        agreement[view][name] = score
-    values = {view: scores["spearman"].value for view, scores in agreement.items()}
+    scores = scored(metrics, unit, moved)
+    agreement = {v: {n: scores[v, n] for n in ("spearman", "pearson")} for v in cosines}
+    values = {view: scores[view, "spearman"].value for view in cosines}
     highest = max(cosines, key=lambda view: np.nan_to_num(values[view], nan=-np.inf))
     others = [view for view in cosines if view != highest and np.isfinite(values[view])]
     # all views have the same pairs, so that a difference is far surer than two intervals say
