@@ -54,7 +54,7 @@ _NO_TEXTS = (
 class Cases(NamedTuple):
     """Held-out records, in the order of the input."""
 
-    records: Predictions  # of the first method
+    records: Predictions  # of the first method; of sets each class is a set, see as_single
     methods: dict[str, Predictions]  # that are shown, by name
     lists: dict[str, Int64]  # positions by name of the list, those to read first at the front
     view: str  # of the neighbours; empty without vectors
@@ -62,7 +62,6 @@ class Cases(NamedTuple):
     texts: list[str | None]  # of a pair in two lines; of a word its context
     texts_note: str  # where the texts are from
     lengths: Int64 | None  # in tokens
-    of_sets: bool  # each class stands for a set of classes, see as_single
 
 
 def cases_of(compared: Compared, shown: str, *, texts: str | Path | None = None) -> Cases:
@@ -84,8 +83,7 @@ def cases_of(compared: Compared, shown: str, *, texts: str | Path | None = None)
     content = next((run.content for run in compared.runs if run.name == shown), None)
     lengths, cut = find_lengths(held_out.row, compared.datasets, content)
     by_name = {name: compared.predictions[name].take(index) for name in names}
-    of_sets = compared.records.of_sets
-    by_name = as_single(by_name) if of_sets else by_name
+    by_name = as_single(by_name) if compared.records.of_sets else by_name
     records, runs = by_name[shown], [by_name[name] for name in run_names]
     other = by_name.get(baseline) if baseline != shown else None
     # what all agree on is asked of the runs alone: blends are made of them, and would agree
@@ -106,7 +104,7 @@ def cases_of(compared: Compared, shown: str, *, texts: str | Path | None = None)
         lists["relabel"] = np.array(doubted[:MOST_SUSPICIONS], np.int64)
     lists = {name: lists[name] for name in _LISTS if name in lists and len(lists[name])}
     methods = {name: by_name[name] for name in names[:_MOST_METHODS]}
-    return Cases(records, methods, lists, view, near, by_case, note, lengths, of_sets)
+    return Cases(records, methods, lists, view, near, by_case, note, lengths)
 
 
 def as_single(predictions: Mapping[str, Predictions]) -> dict[str, Predictions]:

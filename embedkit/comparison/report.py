@@ -106,7 +106,7 @@ def write_report(
     # charts of records show two methods: more lines would hide what the page is about
     methods = {name: cases.methods[name] for name in listed if name != MAJORITY}
     charts = dict(charts_of(compared, cases, methods))
-    classes = cases.records.classes if cases.of_sets else names
+    classes = cases.records.classes if compared.records.of_sets else names
     html = render_page(
         "report",
         filters=_FILTERS,
@@ -150,7 +150,7 @@ def _content(
     """What the page shows beside charts and records."""
     chosen, index, runs = compared.selection.name, compared.records.out_of_fold, compared.runs
     # a confusion or a confidence belongs to one class, not to a set
-    single = classes if not cases.of_sets else ()
+    single = classes if not compared.records.of_sets else ()
     bins = run_figures.reliability_bins(cases.records) if single else ()
     predictions = {name: compared.predictions[name].take(index) for name in methods}
     other = predictions.get(compared.baseline) if len(methods) > 1 else None
@@ -170,7 +170,7 @@ def _content(
         "legend": list(_legend(compared, methods)),
         "per_class": by_class(predictions[chosen], other) if classes else (),
         "pairs": confused_pairs(cases.records) if single else (),
-        "matrix": [] if cases.of_sets else _matrix(cases.records),
+        "matrix": _matrix(cases.records) if single else (),
         "cases": cases,
         "metrics": metrics,
         "lower": ", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
@@ -341,7 +341,7 @@ def _legend(compared: Compared, methods: Mapping[str, Predictions]) -> Iterator[
 
 def _matrix(p: Predictions) -> list[list[tuple[int, float]]]:
     """Counts of true against predicted classes, and fractions of the true class."""
-    if not 0 < len(p.classes) <= run_figures.LARGEST_MATRIX:
+    if len(p.classes) > run_figures.LARGEST_MATRIX:
         return []
     pairs = zip(*(values.tolist() for values in run_figures.confusion_counts(p)), strict=True)
     return [list(zip(*row, strict=True)) for row in pairs]
@@ -390,7 +390,7 @@ def _payload(compared: Compared, cases: Cases, classes: Sequence[str]) -> str:
             "views": [
                 {view: numbers(values) for view, values in run.predictions.views.items()}
                 for run in compared.runs
-                if run.predictions.views and not cases.of_sets
+                if run.predictions.views and not compared.records.of_sets
             ],
             "limit": None if classes else float(np.std(records.y)),
         }
@@ -449,7 +449,7 @@ def charts_of(
         yield "curve", run_figures.learning(probe)
     if not cases.records.classes:
         yield "values", run_figures.values(cases.records)
-    elif not cases.of_sets:  # of which a record has one probability for each class
+    elif not compared.records.of_sets:  # of which a record has one probability for each class
         # not of other tools of which there are decisions alone
         foreign = {row.name for row in rows if row.kind == FOREIGN}
         sure = {n: p for n, p in methods.items() if n not in foreign or p.proba.max(1).min() < 1}
