@@ -313,14 +313,24 @@ def test_two_datasets(bench: Bench, tmp_path: Path) -> None:
     assert found.difference.value == pytest.approx(scores[1] - scores[0])
 
 
+def test_what_moved_most_is_first(bench: Bench) -> None:
+    X = embedkit.load(bench["plain"]).X.copy()
+    X[3, ::3] *= -1
+    X[5] *= -1
+    found = diff(bench["plain"], X, model="not here")
+    assert [(row["row"], row["text"]) for row in found.moved] == [(i, RECORDS[i]) for i in (5, 3)]
+    assert found.moved[0]["cosine"] == pytest.approx(-1)
+    assert (found.equal, found.same) == (len(X) - 2, False)
+
+
 def test_records_of_other_texts_are_left_out(bench: Bench, tmp_path: Path) -> None:
     """Row numbers as ids mean other records in a shuffled corpus."""
     texts = {"a": RECORDS[:9], "b": [*RECORDS[:6], *RECORDS[7:9], RECORDS[6], "more"]}
     for name, some in texts.items():
         bench.extract(some, tmp_path / name)
     found = diff(tmp_path / "a", tmp_path / "b")
-    assert (found.joined, found.records, found.other_texts, found.only_b) == ("id", 6, 3, 1)
-    assert found.equal == 6
+    assert (found.joined, found.records, found.other_texts, found.equal) == ("id", 6, 3, 6)
+    assert (found.only_a, found.only_b) == (0, 1)
     bench.extract(texts["a"][::-1][:4], tmp_path / "c")
     with pytest.raises(MismatchError, match="another text"):
         diff(tmp_path / "a", tmp_path / "c")

@@ -94,6 +94,10 @@ def test_the_default_vector_is_that_of_extract(tmp_path: Path, minilm: Encoder) 
     with pytest.raises(ValueError, match=r"X\[1\] is b'b', not a text"):
         encoder().fit(["a"]).transform(["a", b"b"])
     assert np.array_equal(TextEncoder(device="cpu").fit(texts).transform(texts), stored)
+    lengths = np.linalg.norm(
+        TextEncoder(device="cpu", normalize=False).fit_transform(texts), axis=1
+    )
+    assert (np.abs(lengths - 1) > 0.1).all()
 
 
 def test_the_cache_is_keyed_by_all_that_shapes_a_vector(tmp_path: Path, calls_of: Any) -> None:
@@ -106,7 +110,8 @@ def test_the_cache_is_keyed_by_all_that_shapes_a_vector(tmp_path: Path, calls_of
     assert calls == []
     assert np.array_equal(cached.transform([*texts, "new"])[:4], plain)
     assert [list(call.arguments[1]) for call in calls] == [["new"]]
-    for change in ({"view": "cls_-1"}, {"prefix": "q: "}, {"normalize": True}, {"max_length": 3}):
+    changes: list[dict[str, Any]] = [{"view": "cls_-1"}, {"prefix": "q: "}, {"normalize": True}]
+    for change in (*changes, {"max_length": 3}, {"precision": "bf16"}):
         other = encoder(cache=tmp_path, **change).fit(texts).transform(texts)
         assert np.array_equal(other, encoder(cache=None, **change).fit(texts).transform(texts))
         assert not np.array_equal(other, plain)
@@ -132,7 +137,7 @@ def test_texts_may_be_of_arrow_and_bytes_are_none() -> None:
     for odd in (bytearray(b"abc"), memoryview(b"abc"), b"abc"):
         with pytest.raises(ValueError, match="bytes"):
             fitted.transform(odd)
-    for row in ({"text": "a"}, ["a", "b"], {"a"}):
+    for row in ({"text": "a"}, ["a", "b"], {"a"}, None, float("nan")):
         with pytest.raises(ValueError, match=r"X\[0\] is .*not a text"):
             fitted.transform([row, "b"])
     wrong: dict[str, Any]
@@ -152,3 +157,10 @@ def test_missing_views_and_ids_are_refused(data: Path, tmp_path: Path) -> None:
     run([{"text": text, "id": "x"} for text in "ab"], tmp_path / "twice")
     with pytest.raises(UsageError, match="by='row'"):
         StoredVectors(tmp_path / "twice").fit([]).transform(["x"])
+    with pytest.raises(ValueError, match=r"1\.5; expected row numbers"):
+        StoredVectors(data, by="row").fit([]).transform([1.5])
+    # numbers of rows are those of the input, and a dataset that was replaced is read again
+    for texts in (["a", "", "b"], ["", "good movie", "a"]):
+        made = run([{"text": text} for text in texts], tmp_path / "rows", overwrite=True)
+        found = StoredVectors(made.out, by="row").fit([]).transform([2])
+        assert np.array_equal(found, embedkit.load(made.out).X[1:])

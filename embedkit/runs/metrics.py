@@ -76,9 +76,7 @@ class MetricRow(NamedTuple):
     scale: Literal["fraction", "area", "correlation", "error", "explained", "biased"] = "fraction"
     worst: Callable[[Any], float] = lambda _: 0.0  # predictions → end of the range
     halved: Callable[[Any], Callable[[Int64, int], Float64]] | None = None  # as in Metric
-    hidden: Callable[[Any], Callable[[Int64], tuple[float, float]] | None] | None = (
-        None  # as in Metric
-    )
+    hidden: Callable[[Any], Any] | None = None  # as in Metric
     counts_all: bool = False  # a perfect value rests on all records, not on the rarer class
     of_sets: bool = False  # of sets of classes, too
 
@@ -238,12 +236,11 @@ def metric_text(
     if value is None or math.isnan(value):
         return "–"
     scaled, digits = (value * 100, 1) if is_percent(metric) else (value, 3)
+    # z: no negative zero; the rounded number, so that it has six digits at most
+    form = f"z.{digits}f" if abs(round(scaled, digits)) < 1_000 else ".6g"
     # errors have the unit of their values, which may be small; below that it is rounding
     if metric in LOWER_IS_BETTER and 1e-12 < abs(scaled) < 0.01:
         form = ".2g"
-    else:
-        scaled = round(scaled, digits) + 0.0  # no negative zero
-        form = f".{digits}f" if abs(scaled) < 1_000 else ".6g"
     text = f"{scaled:{'+' if signed else ''}{form}}".replace("-", MINUS)
     if unit and is_percent(metric):
         text += " points" if signed else " %"

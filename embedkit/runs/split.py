@@ -195,9 +195,8 @@ class Split(Shown):
             raise UsageError("the split has a test set already. Leave it out.", test=test)
         if self.settings.grouped:
             logger.warning(
-                "the records of the test set are resampled one by one, without groups: its "
-                "intervals are too narrow where they are alike in groups, as those of the split "
-                "are. A test set of the split (embedkit split --test) has its groups."
+                "the records of the test set are resampled one by one: where they are alike in "
+                "groups, its intervals are too narrow. One by embedkit split --test has groups."
             )
 
     def subsets(self) -> list[tuple[Int64, Int64]]:

@@ -20,7 +20,7 @@ from embedkit.cli.compare import comparison_text
 from embedkit.comparison import load, recommendation
 from embedkit.comparison.recommendation import recommend
 from embedkit.comparison.report import write_report
-from embedkit.dataset.format import Layout, read_manifest
+from embedkit.dataset.format import Layout
 from embedkit.errors import EmbedkitError, UsageError
 from embedkit.runs.folder import read_run
 from embedkit.runs.run import TestSetContent
@@ -82,15 +82,16 @@ def test_datasets_are_those_that_the_runs_were_made_from(folder: Path, tmp_path:
     other = replace(run.content, dataset=replace(run.content.dataset, fingerprint="0" * 64))
     assert load.find_datasets([run._replace(content=other)]) == ()
     # the next command is on the one that most runs share
-    shared = dataset._replace(path=Path("shared"), runs=("a", "b", "c"))
+    shared = dataset._replace(path=Path("shared"), runs=["a", "b", "c"])
     assert "shared" in recommendation._command(replace(found, datasets=(dataset, shared)), "probe")
     # a resumed job has timed only the shards that it made
     data = shutil.copytree(folder / "data", tmp_path / "data")
-    log, manifest = Layout(data).log, read_manifest(data)
+    log = Layout(data).log
     last = json.loads(log.read_text("utf-8").splitlines()[-1])
     with log.open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(last | {"shards_found": 1, "seconds": 1e-3}) + "\n")
-    assert load._encode_seconds(data, manifest, words=False) == dataset.encode_seconds
+    seconds = dataset._replace(path=data).encode_seconds("sentence")
+    assert seconds == dataset.encode_seconds("sentence") is not None
 
 
 @pytest.mark.parametrize("made", [True, *slow(False)], ids=["split file", "own split"])

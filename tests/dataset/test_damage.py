@@ -222,7 +222,11 @@ def _sealed(out: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "problem"),
-    [({"accepted": 9}, "accepted"), ({"rejected": 4}, "rejected"), ({"records": 14}, "records")],
+    [
+        ({"accepted": 9}, "records are accepted"),
+        ({"rejected": 4}, "records are rejected"),
+        ({"records": 14}, "is not the number of records"),
+    ],
 )
 def test_counts_that_do_not_add_up(out: Path, change: dict[str, int], problem: str) -> None:
     totals = manifest_of(out)["totals"] | change
@@ -274,6 +278,17 @@ def test_a_row_both_embedded_and_rejected(out: Path) -> None:
     rejects.write_text(rejects.read_text("utf-8").replace('"row": 5', '"row": 6'), "utf-8")
     _sealed(out)
     assert "row 6 is both embedded and rejected" in verify(out).problems
+
+
+def test_a_row_that_is_there_twice_and_words_of_none(out: Path) -> None:
+    files = manifest_of(out)["files"]
+    third, last = (f"sentences/part-0000000{i}.parquet" for i in (2, 3))
+    shutil.copy(out / last, out / third)  # a single row, which stands behind itself
+    state(out / "_embedkit/manifest.json", files=files | {third: files[last]})
+    _sealed(out)
+    problems = verify(out).problems
+    assert "the rows of the sentences are not in ascending order" in problems
+    assert "words have rows that no sentence has" in problems
 
 
 def test_vectors_are_made_again_to_the_same_bits(tmp_path: Path) -> None:

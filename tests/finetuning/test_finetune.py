@@ -17,9 +17,10 @@ from transformers import AutoModel
 from embedkit import CorpusOptions, Predictor, compare, errors, storage
 from embedkit.classifiers import probe as probing
 from embedkit.comparison.recommendation import recommend, run_notices
+from embedkit.encoding.model import PRECISIONS
 from embedkit.finetuning import method, training
 from embedkit.finetuning import run as run_module
-from embedkit.finetuning.heads import EncoderWithHead
+from embedkit.finetuning.heads import EncoderWithHead, embedding_layer
 from embedkit.finetuning.method import choose_thresholds
 from embedkit.finetuning.model import read_model
 from embedkit.finetuning.options import TrainingOptions
@@ -100,10 +101,13 @@ def test_a_corpus_and_the_dataset_of_it_give_the_same_run(shared: Path, tmp_path
     ],
 )
 def test_settings_make_runs_that_predict(
-    shared: Path, tmp_path: Path, settings: dict[str, Any]
+    shared: Path, tmp_path: Path, settings: dict[str, Any], calls_of: Any
 ) -> None:
     settings |= {"split": shared / "split.parquet", "epochs": 1}
+    calls = calls_of(EncoderWithHead, "forward")
     content = tuned_on(shared, tmp_path / "run", **settings)
+    half = settings.get("precision") == "bf16"  # in training, and in predictions
+    assert {call.result.logits.dtype for call in calls} == {PRECISIONS["bf16" if half else "fp32"]}
     loaded = read_model(tmp_path / "run/model/fold-0")
     moving = sum(p.numel() for p in loaded.parameters())
     parameters = content.cost.parameters
@@ -383,17 +387,31 @@ def test_a_finished_run_goes_on(shared: Path, tmp_path: Path, task: str) -> None
     assert list(same.epochs) == [3, 3, 3]
     assert (same.cost.fit_seconds or 0) > (before.cost.fit_seconds or 0)
     assert same.dataset.model == before.dataset.model
+    for name in same.models:  # also rows of tokens that no text of the fold contains
+        layers: list[Any] = [
+            embedding_layer(read_model(tmp_path / run / "model" / name).encoder)
+            for run in ("run", "same")
+        ]
+        assert torch.allclose(layers[0].weight, layers[1].weight, atol=1e-5)
     del longer["head"]  # that of the run
-    assert tuned_on(shared, tmp_path / "on", **longer).head == "mean"
+    more: dict[str, Any] = {"dropout": 0.3}
+    if task == "classification":
+        more |= {"class_weight": "balanced", "label_smoothing": 0.2}
+    assert tuned_on(shared, tmp_path / "on", **longer, **more).head == "mean"
+    config = read_model(tmp_path / "on/model/fold-1").config
+    assert config.dropout == 0.3
+    assert config.label_smoothing == more.get("label_smoothing", 0)
+    assert len(config.class_weights) == (2 if "class_weight" in more else 0)
     assert not np.allclose(first[columns], predictions(tmp_path / "on")[columns], atol=1e-5)
     others: dict[str, dict[str, Any]] = {
         "split": {"split": None},
         "head": {"head": "cls"},
         "validation": {"validation": 0.2},
         "text column": {"text": "id"},
+        "input": {"prefix": "q: "},
     }
     if task == "classification":
-        others["task"] = {"task": "multilabel"}
+        others |= {"task": {"task": "multilabel"}, "one_logit": {"one_logit": True}}
     for name, other in others.items():
         with pytest.raises(errors.MismatchError, match=f"another {name}"):
             tuned_on(shared, tmp_path / "no", **{**longer, **other})
@@ -536,6 +554,8 @@ def test_other_settings_are_named_and_not_mixed_in(
     assert "head" not in str(error.value)
     with pytest.raises(errors.MismatchError, match="split"):
         tuned_on(shared, tmp_path / "run", folds=4)
+    with pytest.raises(errors.MismatchError, match=r"model\.safetensors"):
+        tuned_on(shared, tmp_path / "run", model=str(tiny_model(seed=2)))
     with pytest.raises(errors.OutputExistsError, match=r"run.incomplete"):
         train(shared / "data", out=tmp_path / "run")
     tuned_on(shared, tmp_path / "run", learning_rate=4e-3, overwrite=True, epochs=1)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.metrics import f1_score
+from transformers import TrainerState
 
 import embedkit
 from embedkit import Predictor, compare, split
@@ -22,6 +23,7 @@ from embedkit.errors import MismatchError, UsageError
 from embedkit.finetuning import method, training
 from embedkit.finetuning.heads import EncoderWithHead
 from embedkit.finetuning.model import freeze, padded, predict_logits, read_model
+from embedkit.finetuning.options import TrainingOptions
 from tests.finetune_fixtures import (
     built,
     check_test_set,
@@ -53,7 +55,7 @@ def on_split(corpus: Path, out: Path, **settings: Any) -> Any:
 # windows
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("head", [*HEADS, "contrastive"])
 def test_windows_are_combined_as_in_a_plain_loop(head: str) -> None:
     """Each window by itself through the encoder; then what the head's description says."""
     some = [f"movie good {'rain bus home 영화 ' * count} bad the" for count in range(7)]
@@ -75,6 +77,7 @@ def test_windows_are_combined_as_in_a_plain_loop(head: str) -> None:
             tokens.append(hidden[0][text.owned[start:stop]])
         stacked = torch.stack(vectors)
         special = {"mean": torch.cat(tokens).mean(0), "cnn": stacked.amax(0)}
+        special["contrastive"] = special["mean"] / special["mean"].norm()
         vector = special.get(head, stacked.mean(0))
         assert sum(map(len, tokens)) == len(text.ids)
         with torch.inference_mode():
@@ -150,17 +153,21 @@ def test_the_optimizer_has_the_rates_and_decays_of_the_options(
     from torch.optim.optimizer import register_optimizer_step_pre_hook
 
     seen: set[tuple[float, float, int]] = set()
+    rates: list[float] = []
 
     def note(optimizer: Any, *_: Any) -> None:
         seen.update(
             (group["initial_lr"], group["weight_decay"], sum(p.numel() for p in group["params"]))
             for group in optimizer.param_groups
         )
+        rates.append(optimizer.param_groups[0]["lr"] / optimizer.param_groups[0]["initial_lr"])
 
     monkeypatch.setattr(training, "embedding_layer", lambda _: None)  # all rows are trained
     handle = register_optimizer_step_pre_hook(note)
     try:
-        on_split(corpus, tmp_path / "run", learning_rate=1e-3, head_learning_rate=3e-2)
+        given = {"learning_rate": 1e-3, "head_learning_rate": 3e-2, "batch_size": 2, "epochs": 2}
+        on_split(corpus, tmp_path / "run", **given, accumulate=3, validation=0, warmup=0.5)
+        on_split(corpus, tmp_path / "one", **given, accumulate=3, validation=0, warmup=1)
     finally:
         handle.remove()
     sizes: dict[tuple[float, float], int] = {}
@@ -170,6 +177,16 @@ def test_the_optimizer_has_the_rates_and_decays_of_the_options(
         sizes[key] = sizes.get(key, 0) + parameter.numel()
     wanted = sorted((*key, count) for key, count in sizes.items())
     assert np.allclose(sorted(seen), wanted, rtol=1e-5, atol=0)
+    # up to the whole rate in half of all steps, or in one, and down again; 24 texts in 4 steps
+    half, one = [0, 1 / 4, 2 / 4, 3 / 4, 1, 3 / 4, 2 / 4, 1 / 4], [0, *np.arange(7, 0, -1) / 7]
+    assert np.allclose(rates, [*half, *half, *one, *one])
+
+
+def test_of_equal_epochs_the_first_is_the_best() -> None:
+    entries = [{"eval_chosen_by": v, "step": step} for step, v in enumerate([2.0, 1.0, 1.0, 2.0])]
+    state = TrainerState(log_history=entries)
+    for metric, best in (("loss", (1, 2)), ("rmse", (1, 2)), ("accuracy", (0, 3))):
+        assert training._best_epoch(state, TrainingOptions(select_by=metric)) == best
 
 
 # frozen layers

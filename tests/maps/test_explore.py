@@ -159,6 +159,15 @@ def test_progress_ends_at_its_total(folder: Path, tmp_path: Path, method: Any, t
 # colours and columns
 
 
+def test_a_point_without_a_label_disagrees_with_nobody() -> None:
+    """Of four neighbours of "a" three have the label, where one of three others would by chance."""
+    exact = np.array([[1, 1, 4], [0, 2, 4], [3, 3, 4], [2, 2, 4], [0, 1, 2]])
+    near = layout.Near(exact, np.zeros(exact.shape, np.float32), np.arange(5), exact)
+    label = layout.column_of("label", ["a", "a", "b", "b", None])
+    found = layout._same_label(near, label, "mean_1")
+    assert found == (7 / 8, "Layer 1: 2 of 2 labels stand apart: b, a")
+
+
 @pytest.mark.parametrize("codes", [[f"{i:04}" for i in range(20)], [2**60 + i for i in range(20)]])
 def test_codes_are_no_numbers(codes: Any) -> None:
     """A page would show others: 007 as 7, and those of accounts rounded."""

@@ -30,7 +30,7 @@ BUDGET = {
     "functions that use more than 25 names of the package": 0,
     "dataclasses": 80,
     "options of all commands": 220,
-    "code lines of tests/": 19_800,
+    "code lines of tests/": 19_900,
 }
 """Limits that protect a reader. Comments, docstrings and blank lines count nowhere: explaining is
 free. What is to be read is more than the contract of 20,500 lines wanted: the limit of lines keeps

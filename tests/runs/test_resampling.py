@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from embedkit.comparison.table import judge
-from embedkit.runs.intervals import BLOCKS, Metric, holm, influences, interval, paired_test
+from embedkit.runs.intervals import BLOCKS, Metric, holm, influences, interval, paired, paired_test
 from embedkit.runs.metrics import METRICS, metrics_for
 from tests.run_fixtures import scores_of
 
@@ -106,6 +106,32 @@ def test_one_large_unit_counts_for_little() -> None:
     assert metric.units(np.arange(30)) == 30
     assert metric.units(np.repeat(np.arange(30), 5)) == 30
     assert metric.units(np.array([0] * 100 + [1, 2, 3])) == pytest.approx(103**2 / (100**2 + 3))
+
+
+def test_few_units_make_the_test_timid() -> None:
+    random, few = np.random.default_rng(0), np.arange(40) < 5
+    metrics = [mean_of(random.normal(size=40) + shift)._replace(rarer=few) for shift in (0, 1)]
+    moved = list(influences(dict(enumerate(metrics)), np.arange(40)).values())
+    values = np.array([metric.value(40) for metric in metrics])
+    found: Any = paired(*metrics, unit=np.arange(40), moved=moved)
+    free: Any = paired_test(values, np.stack(moved, axis=1))
+    assert free.p < found.p / 2
+    # where no unit has an influence, too
+    ps: list[Any] = [paired_test(np.eye(2)[0], np.zeros((40, 2)), units=n).p for n in (40, 5)]
+    assert ps[0] < ps[1]
+
+
+def test_areas_are_tested_on_another_scale_and_share_what_is_hard() -> None:
+    one, other = influence = np.random.default_rng(0).normal(size=(2, 40)) * 1e-5
+    values = np.array([0.9, 0.9001])
+    # so near to each other the scale does not matter
+    ps: list[Any] = [paired_test(values, influence.T, scale).p for scale in ("area", "fraction")]
+    assert ps[0] == pytest.approx(ps[1], rel=0.02)
+    both = (
+        paired_test(values, 100 * np.stack([one, x]).T, "area") for x in (one + other / 10, other)
+    )
+    alike, apart = (found.high - found.low for found in both)
+    assert alike < apart / 2
 
 
 # intervals

@@ -453,6 +453,12 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
     for number, values in enumerate([tensor, list(tensor)]):
         made = train(shared / "data", out=tmp_path / f"tensor{number}", label=values)
         assert made.content.classes == ("0", "1")
+    # values of all rows of the input, of which the second is rejected
+    (tmp_path / "gap.tsv").write_text("text\tid\nbus\t1\n\t2\ntrain\t3\n")
+    gap = extract_tiny(tmp_path / "gap.tsv", tmp_path / "gap").out
+    assert Units.of_dataset(embedkit.load(gap), label=["a", "b", "c"]).label == ["a", "c"]
+    with pytest.raises(UsageError, match="2 values; expected 3"):
+        Units.of_dataset(embedkit.load(gap), label=["a", "b"])
 
 
 def test_a_fold_without_records(shared: Path, tmp_path: Path) -> None:

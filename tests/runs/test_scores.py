@@ -10,7 +10,14 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
-from embedkit.runs.metrics import METRICS, best_threshold, metric_name, metrics_for, named_metric
+from embedkit.runs.metrics import (
+    METRICS,
+    Threshold,
+    best_threshold,
+    metric_name,
+    metrics_for,
+    named_metric,
+)
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.units.target import Target
 from tests.run_fixtures import predictions_of, scores_of
@@ -168,7 +175,7 @@ def test_no_other_threshold_scores_better(beta: float | None, seed: int) -> None
             return float(metrics.f1_score(y, said, average="macro"))
         return float(metrics.fbeta_score(y, said, beta=beta, zero_division=0))
 
-    found = best_threshold(y, positive, beta=beta)
+    found = Threshold(None, beta).choose(y, positive)
     assert score(found) == pytest.approx(max(score(t) for t in np.linspace(-0.005, 1.005, 102)))
     weighted = scores_of(y, shares, (positive >= found).astype(int), beta=beta)
     if beta is not None:

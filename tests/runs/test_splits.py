@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,16 @@ from sklearn.model_selection import StratifiedKFold
 import embedkit
 from embedkit.dataset.format import text_key
 from embedkit.dataset.read import text_keys
-from embedkit.errors import DamagedError, UsageError
-from embedkit.runs.split import assign_folds, make_split, read_split, same_text_groups, write_split
+from embedkit.errors import DamagedError, MismatchError, UsageError
+from embedkit.runs.split import (
+    Split,
+    align_split,
+    assign_folds,
+    make_split,
+    read_split,
+    same_text_groups,
+    write_split,
+)
 from embedkit.units.units import Units
 from tests.run_fixtures import units_with
 from tests.store_fixtures import run
@@ -200,6 +209,15 @@ def test_written_and_read(tmp_path: Path) -> None:
     assert np.array_equal([found.folds, found.group], [made.folds, made.group])
     assert (found.fingerprint, found.settings) == (made.fingerprint, made.settings)
     assert pq.read_schema(tmp_path / "a.parquet").names == ["row", "group", "fold"]
+    elsewhere = replace(made, settings=replace(made.settings, source=("bb",)))
+    others = [replace(made, row=made.row + 1), replace(made, folds=made.folds[::-1]), elsewhere]
+    assert len({each.fingerprint for each in (made, *others)}) == 4
+    # of the same input, and of all records that are asked for
+    assert np.array_equal(align_split(made, records(list(LABELS))).folds, made.folds)
+    fewer = Split(made.row[1:], made.group[1:], made.folds[1:], made.settings)
+    for other, message in ((elsewhere, "made for other data"), (fewer, "lacks 1 of 80 records")):
+        with pytest.raises(MismatchError, match=message):
+            align_split(other, records(list(LABELS)))
 
 
 def test_what_is_no_split(tmp_path: Path) -> None:
