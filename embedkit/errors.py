@@ -234,7 +234,7 @@ def near_path(path: Path) -> str:
         return ""
     place, names = str(path).removesuffix(path.name), {p.name for p in path.parent.iterdir()}
     if (unfinished := f"{path.name}.incomplete") in names:
-        return f" {place}{unfinished} is unfinished: run the command that made it again."
+        return f" {place}{unfinished} is unfinished: run the command that began it again."
     return did_you_mean(path.name, names, place=place)
 
 

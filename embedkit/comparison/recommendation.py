@@ -182,7 +182,8 @@ def _reason(compared: Compared, chosen: Row) -> str:
         return f"{text}."
     gap = compared.differences[best.name, chosen.name]
     ahead = score_text(gap, metric, signed=True)
-    text = f"{best.name} is not better by what matters ({ahead})"
+    better = "better by what matters" if gap.value else "better"
+    text = f"{best.name} is not {better} ({ahead})"
     unit = "text" if compared.level == "sentence" else "word"
     for verb, mine, theirs, how in (
         (f"predicts a {unit} in", cost_text(chosen), cost_text(best), ", in a batch"),

@@ -59,7 +59,7 @@ def train_contrastive(
     Raises:
         UsageError: all training records are of one class.
     """
-    y = fold.target.y[np.sort(fold.train)]
+    y = fold.target.y[fold.train]
     if len(np.unique(y)) < 2:
         problem = f"{fold.name}: its {len(y)} training records are of one class, and two are needed"
         raise UsageError(f"{problem}. Take labels, or another split.", objective="contrastive")

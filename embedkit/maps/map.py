@@ -590,7 +590,7 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
     for number, (name, n) in enumerate(zip(label.names, label.counts, strict=True)):
         # chance: how many of its neighbours would have the label if they were any points
         rows, chance = label.values[near.probed] == number, (n - 1) / max(total - 1, 1)
-        if number != label.missing and pairs[rows].any() and chance < 1:
+        if pairs[rows].any() and chance < 1:  # no pair is of points without a label
             ways[name] = (same[rows].sum() / pairs[rows].sum() - chance) / (1 - chance)
     if not ways:  # all have one label, or no two neighbours have labels
         return unlabelled

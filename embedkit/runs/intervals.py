@@ -179,17 +179,18 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
         n, size = round(max(metric.units(unit), 1)), most - least
         # mostly no whole number: a constant has half of the largest area, of any number of records
         low, high = (least + size * end for end in wilson((value - least) / size * n, n))
-        # the rarer of two classes is what they are of
-        return (low, high) if metric.rarer is not None else _widened(low, value, high, metric, unit)
-    low, high = _SCALES.get(metric.scale, _log_odds)(value, _quantile(freedom) * error)
-    if metric.scale == "fraction" and freedom < _FEW_ERRORS:
-        # t knows only that a few units made the error, and not how many did not: one error of 200
-        # would reach down to 0.72, two to 0.93. As many units as have this error, at most those
-        # there are, and fewer by the quantile of t for these
-        count = min(metric.units(unit), value * (1 - value) / error**2)
-        count *= (_quantile(np.inf) / _quantile(len(influence) - 1)) ** 2
-        ends = wilson(value * count, count)
-        low, high = max(low, ends[0]), min(high, ends[1])
+        if metric.rarer is not None:
+            return low, high  # of the rarer of two classes already
+    else:
+        low, high = _SCALES.get(metric.scale, _log_odds)(value, _quantile(freedom) * error)
+        if metric.scale == "fraction" and freedom < _FEW_ERRORS:
+            # t knows only that a few units made the error, and not how many did not: one error of
+            # 200 would reach down to 0.72, two to 0.93. As many units as have this error, at most
+            # those there are, and fewer by the quantile of t for these
+            count = min(metric.units(unit), value * (1 - value) / error**2)
+            count *= (_quantile(np.inf) / _quantile(len(influence) - 1)) ** 2
+            ends = wilson(value * count, count)
+            low, high = max(low, ends[0]), min(high, ends[1])
     low, high = _widened(low, value, high, metric, unit)
     return float(np.clip(low, least, value)), float(np.clip(high, value, most))
 
@@ -296,11 +297,6 @@ def paired_test(
         # yardstick are the values and the standard errors of both
         largest_error = np.sqrt((moved**2).sum(0)).max()
         same = error <= 1e-9 * largest_error and abs(apart) <= 1e-9 * np.abs(steady).max()
-        if same and scale in ("fraction", "area"):
-            # right on the same records: of so many without one that tells them apart, as many as
-            # this may be in others
-            near = wilson(0, units)[1]
-            return Difference(value, -near, near, 1.0)
         # without a difference the error may be 0 as well, and t would be 0 / 0
         p = 1.0 if same or apart == 0 else float(2 * stdtr(freedom, -abs(apart) / error))
     if scale != "area":

@@ -76,7 +76,7 @@ class MetricRow(NamedTuple):
     scale: Literal["fraction", "area", "correlation", "error", "explained", "biased"] = "fraction"
     worst: Callable[[Any], float] = lambda _: 0.0  # predictions → end of the range
     halved: Callable[[Any], Callable[[Int64, int], Float64]] | None = None  # as in Metric
-    hidden: Callable[[Any], Any] | None = None  # as in Metric
+    hidden: Literal["recall", "f1"] | None = None  # what is a mean of that of single classes
     counts_all: bool = False  # a perfect value rests on all records, not on the rarer class
     of_sets: bool = False  # of sets of classes, too
 
@@ -102,11 +102,7 @@ METRICS: Mapping[str, MetricRow] = {
     "micro_f1": _percent(lambda p: p.micro_f1, "micro-F1", "sets", compared=True),
     "accuracy": _percent(lambda p: _mean(p.y == p.predicted), compared=True, counts_all=True),
     "macro_f1": _percent(
-        lambda p: p.cells.macro_f1,
-        "macro-F1",
-        compared=True,
-        of_sets=True,
-        hidden=lambda p: p.cells.hidden_f1,
+        lambda p: p.cells.macro_f1, "macro-F1", compared=True, of_sets=True, hidden="f1"
     ),
     "lrap": _percent(lambda p: _mean(p.ranking_precision), "LRAP", "sets", compared=True),
     "subset_accuracy": _percent(
@@ -137,9 +133,7 @@ METRICS: Mapping[str, MetricRow] = {
     "precision": _percent(lambda p: p.cells.precision, task="two"),
     "recall": _percent(lambda p: p.cells.recall, task="two"),
     "f1": _percent(lambda p: partial(p.cells.f_beta, 1.0), "F1", "two"),
-    "balanced_accuracy": _percent(
-        lambda p: p.cells.balanced_accuracy, hidden=lambda p: p.cells.hidden_recall
-    ),
+    "balanced_accuracy": _percent(lambda p: p.cells.balanced_accuracy, hidden="recall"),
     "mcc": _rank(lambda p: p.cells.mcc, "MCC"),
     "qwk": _rank(lambda p: p.cells.weighted_kappa, "QWK", "ordinal"),
     "entity_f1": _percent(lambda p: p.f1, "entity F1", "entities", compared=True),
@@ -240,8 +234,8 @@ def metric_text(
     form = f"z.{digits}f" if abs(round(scaled, digits)) < 1_000 else ".6g"
     # errors have the unit of their values, which may be small; below that it is rounding
     if metric in LOWER_IS_BETTER and 1e-12 < abs(scaled) < 0.01:
-        form = ".2g"
-    text = f"{scaled:{'+' if signed else ''}{form}}".replace("-", MINUS)
+        form = "#.2g"
+    text = re.sub("^-", MINUS, f"{scaled:{'+' if signed else ''}{form}}")
     if unit and is_percent(metric):
         text += " points" if signed else " %"
     return text
@@ -317,7 +311,7 @@ def metrics_for(
             row.worst(p),
             None if row.counts_all else p.rarer,
             row.halved and row.halved(p),
-            row.hidden and row.hidden(p),
+            partial(p.cells.hidden, row.hidden) if row.hidden and isinstance(p, _Labels) else None,
         )
         for name, row in _rows(p.classes, beta, sets=y.ndim > 1, ordinal=ordinal).items()
     }
@@ -369,7 +363,7 @@ class _Labels:
 class _Sets:
     """Predicted sets of classes and probabilities, and what several metrics compute from them."""
 
-    rarer = hidden_f1 = None
+    rarer = None
 
     def __init__(self, y: Int64, proba: Float64, predicted: Int64) -> None:
         self.y, self.proba, self.predicted = y, proba, predicted
@@ -628,31 +622,28 @@ class _Confusion:
         right, true, _ = self._marginals(weights)
         return np.asarray(ratio(right, true).sum(1) / (true > 0).sum(1))
 
-    def hidden_recall(self, unit: Int64) -> tuple[float, float]:
-        """How far balanced accuracy may be below and above, by classes that no unit moves."""
-        return self._hidden(unit, lambda recall, _: recall)
+    def hidden(self, of: Literal["recall", "f1"], unit: Int64) -> tuple[float, float]:
+        """How far a mean over classes may be below and above, by classes that no unit moves.
 
-    def hidden_f1(self, unit: Int64) -> tuple[float, float]:
-        """How far macro-F1 may be; of two classes the other one shows what is all right."""
-        below, above = self._hidden(unit, lambda recall, said: 2 * recall / (1 + said))
-        return below if self._classes > 2 else 0.0, above
-
-    def _hidden(self, unit: Int64, score: Callable[[float, float], float]) -> tuple[float, float]:
-        """Of the class, all right or all wrong, that may be furthest from it by Wilson's interval.
-
-        It is one class and not the sum of all: where many are all right, those that are not move
-        with their units, and show how many errors the others have on average. ``score`` is that of
-        a class by its recall and how many are predicted for each true one.
+        They are all right or all wrong, and by Wilson's interval of their recall need not be. It is
+        the furthest class and not the sum of all: where many are all right, those that are not
+        move with their units, and show how many errors the others have on average.
         """
         right, true, predicted = (n[0] for n in self._marginals(np.ones((1, len(unit)))))
         furthest = [0.0, 0.0]
-        for number in np.flatnonzero((true > 0) & ((right == true) | (right == 0))):
+        # a single class is what the interval of all records is of already
+        several = np.count_nonzero(true) > 1
+        for number in np.flatnonzero(several & (true > 0) & ((right == true) | (right == 0))):
             count, recall = len(np.unique(unit[self._y == number])), int(right[number] > 0)
             other = wilson(recall * count, count)[1 - recall]
-            said = predicted[number] / true[number]
-            moved = abs(score(other, said + other - recall) - score(recall, said))
-            furthest[1 - recall] = max(furthest[1 - recall], float(moved))
-        classes = int(np.count_nonzero(true + predicted))
+            moved = abs(other - recall)
+            if of == "f1":
+                said = predicted[number] / true[number]  # as many more as there are more right
+                moved = float(2 * abs(other / (1 + said + other - recall) - recall / (1 + said)))
+            furthest[1 - recall] = max(furthest[1 - recall], moved)
+        # of two classes errors of one show in the F1 of the other
+        furthest[0] *= of == "recall" or self._classes > 2
+        classes = int(np.count_nonzero(true + predicted * (of == "f1")))
         return furthest[0] / classes, furthest[1] / classes
 
     def mcc(self, weights: Float64) -> Float64:

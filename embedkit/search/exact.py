@@ -302,7 +302,8 @@ class Hit:
     text: str | None = None
     text_pair: str | None = None
     label: str | None = None
-    columns: Mapping[str, str | None] = field(default_factory=dict)  # that were kept beside it
+    # that were kept beside it
+    columns: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

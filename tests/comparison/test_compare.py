@@ -220,6 +220,27 @@ def test_a_run_that_is_certain_does_not_outvote_all_others() -> None:
     assert blending._by_pool(start, values).argmax() == 1
 
 
+@pytest.mark.parametrize("count", [30, 1_000])
+def test_of_few_records_none_shows_that_two_methods_are_equal(tmp_path: Path, count: int) -> None:
+    """That are right on the same of them: Wilson's interval of none in so many."""
+    y = np.arange(count) % 2
+    said = np.eye(2)[np.where(np.arange(count) % 10 < 1, 1 - y, y)]
+    paths = write_fake_runs(tmp_path, "ab", y, [0.9 * said + 0.05, 0.6 * said + 0.2])
+    for path, seconds in zip(paths, (9.0, 1.0), strict=True):
+        cost = {"fit_seconds": 1.0, "predict_seconds": seconds}
+        edit_run(path, features="tfidf", views=[], cost=cost)
+    most = stats.binomtest(0, count).proportion_ci(method="wilson").high
+    for first, second in (paths, paths[::-1]):
+        found = compare([first, second])
+        gap = found.differences["a", "b"]
+        assert astuple(gap)[:4] == pytest.approx((0, -most, most, 1))
+        assert judge(gap, "accuracy", 0.01) == ("equivalent" if count > 400 else "not proven")
+        # nothing is given up by the cheaper one, whichever stands first
+        assert found.winner.name == "b"
+    # losses are equal where all probabilities are
+    assert compare(paths, metric="log_loss").differences["a", "b"].value != 0
+
+
 def test_words_of_a_test_set_are_not_those_of_the_folds() -> None:
     y = np.arange(6) % 2
     p = predictions_of(Target(y, ("0", "1")), np.eye(2)[y], np.array([0, 0, 1, -1, -1, -1]))
@@ -472,7 +493,9 @@ def test_an_encoder_costs_its_least_time_and_a_dataset_is_encoded_once(tmp_path:
     for path, fingerprint in zip(paths, "ffg", strict=True):
         edit_run(path, dataset=dataset | {"fingerprint": fingerprint})
     stored: Any = [
-        SimpleNamespace(manifest=SimpleNamespace(fingerprint=name), encode_seconds=seconds)
+        SimpleNamespace(
+            manifest=SimpleNamespace(fingerprint=name), encode_seconds=lambda _, s=seconds: s
+        )
         for name, seconds in (("f", 4.0), ("g", 6.0))
     ]
     costs = tables._costs(read_runs(paths), stored, compare(paths).blends)

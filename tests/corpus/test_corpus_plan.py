@@ -24,7 +24,7 @@ from tests.corpus_fixtures import Folder, plan_files, read_files
     [
         ("rating_train.txt", r"ratings_train\.txt"),  # its neighbour
         ("nowhere/corpus.tsv", r"The folder .*nowhere does not exist\."),
-        ("vectors", r"vectors\.incomplete is unfinished: run the command"),
+        ("vectors", r"vectors\.incomplete is unfinished: run the command that began"),
         ("", r"is a folder; give its files, such as .*/data\.arrow\."),
         ("pipe", "is a pipe"),
         ("a\0b", "null"),  # byte, or from Python 3.14 on character
