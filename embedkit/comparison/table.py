@@ -30,7 +30,7 @@ from embedkit.comparison.load import (
 )
 from embedkit.display import Shown
 from embedkit.errors import UsageError
-from embedkit.runs.intervals import Difference, Score, holm, influences, paired_test, scored, wilson
+from embedkit.runs.intervals import Difference, Score, holm, influences, paired_test, scored
 from embedkit.runs.metrics import COMPARED, LOWER_IS_BETTER, beta_of, is_percent, named_metric
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
@@ -458,14 +458,6 @@ def scores_and_differences(
     together, names = np.stack(influence, axis=1), list(scores)
     pairs = [[*pair] for pair in combinations(range(len(names)), 2)]
     tests = [paired_test(values[pair], together[:, pair], scale, units) for pair in pairs]
-    # of two methods that are right on the same records none of so many tells which is better, but
-    # as many as this may do so in others; losses are equal where all probabilities are
-    least = wilson(0, units)[1] if scale in ("fraction", "area", "correlation") else 0.0
-    is_equal = [abs(test.value) + test.high - test.low < _EQUAL for test in tests]
-    tests = [
-        replace(test, low=-least, high=least) if equal else test
-        for test, equal in zip(tests, is_equal, strict=True)
-    ]
     differences: dict[tuple[str, str], Difference] = {}
     for (a, b), test, p in zip(pairs, tests, holm([test.p for test in tests]), strict=True):
         differences[names[a], names[b]] = replace(test, p_corrected=p)

@@ -318,7 +318,7 @@ def read_manifest(path: Path) -> Manifest:
             raise
     begun = layout.job.is_file() and path.name.endswith(".incomplete")
     # from here on: no manifest, and a message that says what there is instead
-    if begun:
+    if begun or storage.incomplete(path).is_dir():
         why = "It is unfinished: run the command that began it again."
     elif not path.exists():
         why = f"It does not exist.{near_path(path)}"

@@ -642,7 +642,8 @@ class _Confusion:
                 moved = float(2 * abs(other / (1 + said + other - recall) - recall / (1 + said)))
             furthest[1 - recall] = max(furthest[1 - recall], moved)
         # of two classes errors of one show in the F1 of the other
-        furthest[0] *= of == "recall" or self._classes > 2
+        if of == "f1" and self._classes == 2:
+            furthest[0] = 0.0
         classes = int(np.count_nonzero(true + predicted * (of == "f1")))
         return furthest[0] / classes, furthest[1] / classes
 

@@ -237,6 +237,12 @@ def test_of_few_records_none_shows_that_two_methods_are_equal(tmp_path: Path, co
         assert judge(gap, "accuracy", 0.01) == ("equivalent" if count > 400 else "not proven")
         # nothing is given up by the cheaper one, whichever stands first
         assert found.winner.name == "b"
+    # the whole of an area too, whose own interval is not symmetric
+    gap = compare(
+        [paths[0], write_fake_run(tmp_path / "copy", y, 0.9 * said + 0.05)], metric="roc_auc"
+    ).differences["a", "copy"]
+    assert astuple(gap)[:3] == pytest.approx((0, -gap.high, gap.high))
+    assert gap.high > 3 / count
     # losses are equal where all probabilities are
     assert compare(paths, metric="log_loss").differences["a", "b"].value != 0
 
