@@ -86,8 +86,8 @@ def accepts(*records: type) -> Callable[[F], F]:
         # a record that extends another one: the options of the base come first
         kinds = [kind for record in records for kind in reversed(record.__mro__)]
         described = "\n".join(filter(None, map(_described, kinds)))
-        # a function, since a replacement text would have its backslashes read
-        # from Python 3.13 on docstrings have no indentation
+        # without indentation, as docstrings are from Python 3.13 on; a function, since a
+        # replacement text would have its backslashes read
         text = _OPTIONS.sub(lambda _: described, inspect.cleandoc(function.__doc__ or ""))
         checked.__doc__ = listed(text, quote="``")
         return checked  # type: ignore[return-value]

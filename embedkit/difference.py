@@ -168,8 +168,8 @@ def diff(
     Returns:
         How many vectors have the same bits, distances, neighbours that are kept, linear CKA,
         decisions that change, and ``explanation``: settings that take away at least half of the
-        distance, or ``None``. ``same`` is true if both have the same
-        records, and nothing but the order of sums differs.
+        distance, or ``None``. ``same`` is true if both have the same records, and nothing but the
+        order of sums differs.
 
     Raises:
         UsageError: ``b`` cannot be read as vectors, or ids occur twice.

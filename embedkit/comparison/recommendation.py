@@ -115,8 +115,8 @@ def p_text(p: float | None) -> str:
     """
     if p is None:
         return "–"
-    # what is below 0.05 is shown so
-    return "<\N{NO-BREAK SPACE}0.001" if p < 0.001 else f"{min(p, 0.0494) if p < 0.05 else p:.3f}"
+    shown = min(p, 0.0494) if p < 0.05 else p  # what is below 0.05 is shown so
+    return "<\N{NO-BREAK SPACE}0.001" if p < 0.001 else f"{shown:.3f}"
 
 
 def _majority_text(compared: Compared) -> str:

@@ -6,6 +6,9 @@
 
 The majority is asked before records are left out: its class frequencies are those of the records
 of all folds, not of the ones that happen to be scored.
+
+One metric stands here and not in :mod:`embedkit.runs.metrics`, since only words have it: the F1 of
+whole entities, which are runs of tags and not single labels (:class:`Entities`).
 """
 
 from __future__ import annotations
