@@ -83,9 +83,10 @@ def test_a_table_is_read_as_the_equal_parquet_file_is(
 
 @pytest.mark.parametrize("make", OBJECTS.values(), ids=OBJECTS.keys())
 def test_records_are_read_as_the_equal_json_lines_are(
-    tmp_path: Path, make: Callable[[], Any]
+    tmp_path: Path, make: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And have their very bytes: the fingerprint of a dataset is that of the file."""
+    monkeypatch.setattr("embedkit.corpus.memory._LINES_AT_ONCE", 2)
     lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in RECORDS)
     (tmp_path / "c.jsonl").write_text(lines, "utf-8")
     assert read_corpus(make()).content == read_corpus(tmp_path / "c.jsonl").content
