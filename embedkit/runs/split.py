@@ -196,7 +196,7 @@ class Split(Shown):
         if self.settings.grouped:
             logger.warning(
                 "the records of the test set are resampled one by one: where they are alike in "
-                "groups, its intervals are too narrow. One by embedkit split --test has groups."
+                "groups, its intervals are too narrow. embedkit split --test makes one of groups."
             )
 
     def subsets(self) -> list[tuple[Int64, Int64]]:
