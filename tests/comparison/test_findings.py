@@ -227,6 +227,10 @@ def test_uneven_classes_are_judged_by_macro_f1(tmp_path: Path, share: float, met
     assert compare([path]).metric == metric
     other = write_fake_run(tmp_path / "b", y, proba, settings={"class_weight": "balanced"})
     assert compare([path, other]).metric == "macro_f1"
+    # a threshold says by what it is judged, unless others were chosen by another metric
+    by = {n: write_fake_run(tmp_path / n, y, proba, threshold_metric=n) for n in ("f1", "f2")}
+    assert compare([by["f2"]]).metric == "f2"
+    assert compare([*by.values()]).metric == metric
     assert compare([path], metric="accuracy").metric == "accuracy"
 
 

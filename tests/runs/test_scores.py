@@ -18,7 +18,8 @@ from embedkit.runs.metrics import (
     metrics_for,
     named_metric,
 )
-from embedkit.runs.scores import class_scores, reported_scores
+from embedkit.runs.predictions import decide
+from embedkit.runs.scores import class_scores, metrics_of, reported_scores, scores_by_class
 from embedkit.units.target import Target
 from tests.run_fixtures import predictions_of, scores_of
 
@@ -130,6 +131,28 @@ def test_baselines_of_rare_positives() -> None:
     assert found["accuracy"].majority == pytest.approx(1 - target.y.mean())
 
 
+def test_baselines_are_those_of_the_records_in_folds() -> None:
+    random, fold = np.random.default_rng(0), np.repeat([0, 1, -1], 20)
+    target = Target(np.repeat([0, 1, 1], [30, 10, 20]), ("a", "b"))
+    made = predictions_of(target, random.dirichlet([1, 1], size=60), fold)
+    assert made.majority().proba == pytest.approx(np.tile([0.75, 0.25], (60, 1)))
+    values = predictions_of(Target(random.normal(size=60), ()), random.normal(size=60), fold)
+    assert reported_scores(values)["cross_validation"]["r2"].majority == pytest.approx(0)
+
+
+def test_what_reaches_a_threshold_is_predicted() -> None:
+    proba = np.array([[0.75, 0.25], [0.5, 0.5]])
+    assert decide(proba, threshold=0.25).tolist() == [1, 1]
+    assert decide(proba, sets=True).tolist() == [[1, 0], [1, 1]]
+
+
+def test_only_classes_that_all_are_numbers_have_an_order() -> None:
+    y, shares = problem(60, 3)
+    for classes, ordinal in ((("1", "2", "10"), True), (("1", "2", "many"), False)):
+        made = predictions_of(Target(y, classes), shares, np.arange(60) % 2)
+        assert ("qwk" in metrics_of(made)) is ordinal
+
+
 def test_what_no_record_can_change_and_what_one_record_can_show() -> None:
     """Half of the largest area is as far from both ends, of any number of records."""
     for rare in (6, 7):
@@ -152,6 +175,9 @@ def test_scores_of_every_class() -> None:
         assert [one.label for one in found[subset]] == ["a", "b", "c"]
         numbers = [[one.precision, one.recall, one.f1, one.support] for one in found[subset]]
         assert np.array(numbers) == pytest.approx(np.transpose(wanted))
+    # of classes that these records lack too
+    few = scores_by_class(made.take(np.flatnonzero((made.y < 2) & (made.y_pred < 2))))
+    assert [(score.label, score.support > 0) for score in few][2] == ("c", False)
     values = replace(made, classes=(), y=made.y.astype(float), proba=made.proba[:, 0])
     assert class_scores(values) == {}
 
