@@ -188,12 +188,16 @@ def diff(
     if not is_dataset(folder):
         raise UsageError(f"{a} is not a dataset. Give the dataset first, then what to compare.")
     data, settings = load(folder, names[0]), tuple[str, ...]()
+    name = str(b) if isinstance(second, Path) else "the matrix"
     if foreign := not (isinstance(second, Path) and is_dataset(second)):
         y, ids = _foreign(second, names[-1], named=len(names) == 2)
-        join = _joined(data, str(b) if isinstance(second, Path) else "the matrix", ids, len(y))
     else:
         other = load(second, names[-1])
-        y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
+        y, settings = other.X, _settings(data, other)
+    for source, vectors in ((a, data), (name, y)):
+        if not len(vectors):
+            raise UsageError(f"{source} has no records to compare.")
+    join = _joined(data, name, ids, len(y)) if foreign else _joined_datasets(data, other)
     # from here on positions are those of the joined records, in the order of A
     pair = _Pair.of(data, join.a, data.X[join.a], y[join.b])
     random = np.random.default_rng(seed)

@@ -19,8 +19,8 @@ import numpy as np
 
 from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
-from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
-from embedkit.corpus.records import CorpusReader, Record
+from embedkit.corpus.plan import SENTENCES, CorpusOptions, CorpusPlan, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record, sentence_spans
 from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import dataset_folder, is_dataset
 from embedkit.dataset.read import load
@@ -41,7 +41,7 @@ from embedkit.prediction_files import (
 )
 from embedkit.runs.folder import check_alike, is_run, read_run
 from embedkit.runs.predictions import decide
-from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
+from embedkit.runs.run import FinetuneRun, PredictionRun, Run, TrainRun
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, Reloaded, no_progress
 from embedkit.units.units import Units, beside_numbers, lacks_column
 
@@ -105,6 +105,7 @@ class Predictor(Reloaded):
         self.reads_pairs = content is not None and content.dataset.pairs
         self.labels_words = content is not None and content.level == "word"
         self.marks = content is not None and content.dataset.marked_words
+        self._spans = _spans_of(content)
         # a text of no meaning, of the kind that the run takes; what comes out is not looked at
         if warm:
             numbers = {name: [0.0] for name in self.columns}
@@ -212,14 +213,15 @@ class Predictor(Reloaded):
             texts: ``n`` texts, or one.
             spans: start and end of the words of each text; by default those between white space,
                 of a run on words that a corpus marked runs of letters and digits, and each other
-                character by itself. A word that the model does not see has no prediction.
+                character by itself, of a run on sentences these. A word that the model does not see
+                has no prediction.
 
         Returns:
             A list of predictions for each text, or of one text its own, with the place of each word
             in the text.
 
         Raises:
-            UsageError: the run labels texts.
+            UsageError: the run labels texts; or spans that columns told, and none are given.
 
         Example:
             >>> predictor = embedkit.Predictor("runs/tagger")
@@ -231,6 +233,14 @@ class Predictor(Reloaded):
             return self.predict_words([texts], spans=None if spans is None else [spans])[0]  # type: ignore[list-item]
         self._check_level("word")
         texts = strings_of("texts", texts)
+        if spans is None and self._spans:
+            if self._spans != SENTENCES:
+                columns = ", ".join(self._spans)
+                raise UsageError(
+                    f"{self.run} labels spans, which {columns} of its corpus told. Predict a corpus "
+                    "that has them, or give start and end of each to predict_words()."
+                )
+            spans = list(map(sentence_spans, texts))
         units, nothing = Units.of_texts(texts), [None] * len(texts)
         units = units.words_of(nothing, marks=self.marks) if spans is None else units.words(spans)
         # a list for each text, also for one without words that the model sees
@@ -516,6 +526,8 @@ def _plan_as(
     content = None if _is_checkpoint(os.fspath(run)) else read_run(Path(run))
     if isinstance(content, PredictionRun):
         names = content.dataset.reading or {}
+    # the units of the run; without them words would be predicted, under the numbers of spans
+    reading = replace(reading, spans=reading.spans or _spans_of(content))
     # what the user names is not looked up
     roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
     named = {name: names.get(name) for name in roles}
@@ -541,4 +553,12 @@ def _plan_as(
     for name in numbers:
         if name not in plan.columns:
             raise lacks_column(files[0].name, name)
-    return replace(plan, keep=numbers)
+    # columns of spans are read as kept columns, the last ones
+    return replace(plan, keep=(*numbers, *plan.keep))
+
+
+def _spans_of(content: Run | None) -> tuple[str, ...]:
+    """The spans that a run labels: columns of its corpus, or its sentences; none of most runs."""
+    if not isinstance(content, PredictionRun) or content.level != "word":
+        return ()
+    return tuple((content.dataset.reading or {}).get("spans", ()))

@@ -98,8 +98,9 @@ def _highest(values: Float32, first: Int64, _counts: Int64) -> Float32:
 
 
 def _last_window(values: Float32, first: Int64, _counts: Int64) -> Float32:
-    # the window before the next text's first one
-    return np.asarray(values[np.append(first[1:], len(values)) - 1])
+    # the window before the next text's first one; the end follows the first windows and not those
+    # behind the first text, so that no text has no window
+    return np.asarray(values[np.append(first, len(values))[1:] - 1])
 
 
 POOLERS: dict[Pooling, Pooler] = {

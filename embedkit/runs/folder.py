@@ -321,7 +321,12 @@ def check_alike(data: VectorData, expected: DatasetContent, *, name: str, vector
     if vectors:
         ours, theirs = content.vector_settings, expected.vector_settings
         differences = ours.differences(theirs)
-        checks += [("words", ours.words, theirs.words)] if data.level == "word" else []
+        if data.level == "word":
+            checks.append(("words", ours.words, theirs.words))
+            ours_marked, marked = (
+                bool((c.reading or {}).get("spans")) for c in (content, expected)
+            )
+            checks.append(("spans", ours_marked, marked))
     differences += [f"{name} is {a!r}, expected {b!r}" for name, a, b in checks if a != b]
     if differences:
         raise MismatchError(

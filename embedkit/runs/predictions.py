@@ -21,7 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from embedkit.dataset.parquet import check_columns, numbers, read_table, write_parquet
-from embedkit.errors import DamagedError
+from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.run import TestSetContent
 from embedkit.runs.split import TEST, same_text_groups
 from embedkit.storage import check_files
@@ -163,6 +163,8 @@ class Subset:
     @classmethod
     def further(cls, units: Units, training: Units, target: Target) -> Self:
         """Return a test set of its own, with the number of its texts that were trained on."""
+        if not len(units):
+            raise UsageError(f"{units.name} has no records to predict.")
         records = units.records
         # by text, not by row: the file of the test set is another one
         seen = int(np.isin(records.key, training.records.key).sum())

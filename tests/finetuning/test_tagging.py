@@ -20,9 +20,10 @@ from embedkit import CorpusOptions, Predictor
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
-from embedkit.errors import UsageError
+from embedkit.errors import CorpusError, MismatchError, UsageError
 from embedkit.finetuning.model import padded, predict_logits, read_model
 from embedkit.finetuning.options import WORDS, TrainingOptions
+from embedkit.predict import predict_file
 from embedkit.runs.predictions import Predictions, read_predictions
 from embedkit.runs.scores import Entities, metrics_of
 from embedkit.runs.split import read_split
@@ -272,3 +273,32 @@ def test_spans_are_no_groups_and_a_test_set_has_its_own(tmp_path: Path) -> None:
     assert units.further(frame[:2].iloc[::-1]).column("text") == ["was", "the"]
     grouped = Units.of_corpus(frame, CorpusOptions(spans="at", keep=["film"]), level="word")
     assert grouped.records.group == ["x", "y", "y"]
+
+
+def test_a_run_on_spans_predicts_the_spans_of_other_texts(tmp_path: Path) -> None:
+    texts = ["good bus. It rained home.", "it rained. Good movie.", "home bus. A movie."] * 8
+    frame = pd.DataFrame({"text": texts, "at": [[[0, 8], [10, len(text)]] for text in texts]})
+    frame["kind"] = ["A B", "B A", "A A"] * 8
+    (tmp_path / "new.jsonl").write_text(frame[:3].to_json(orient="records", lines=True), "utf-8")
+    runs: dict[str, Predictor] = {}
+    for spans in ("at", "sentences"):
+        data = extract_tiny(frame, tmp_path / spans, spans=spans, word_label="kind").out
+        out, test = tmp_path / f"of {spans}", tmp_path / "new.jsonl"
+        embedkit.train(data, out=out, level="word", folds=2, test=test)
+        own = pd.read_parquet(out / "predictions.parquet").query("fold == 'test'")
+        assert predict_file(out, test, out=tmp_path / f"{spans}.csv")[0] == len(own) == 6
+        table = pd.read_csv(tmp_path / f"{spans}.csv")
+        assert table["word"].tolist() == own["word"].tolist()
+        assert np.allclose(table["proba_A"], own["proba_A"], atol=1e-6)
+        runs[spans] = Predictor(out, device="cpu")
+    cut = [word.text for word in runs["sentences"].predict_words(texts[0])]
+    assert cut == ["good bus.", "It rained home."]
+    # words between white space are not what it was trained on
+    with pytest.raises(UsageError, match="labels spans, which at of its corpus told"):
+        runs["at"].predict_words(texts[0])
+    assert [w.text for w in runs["at"].predict_words(texts[0], spans=[(0, 4)])] == ["good"]
+    with pytest.raises(CorpusError, match="no such column"):
+        predict_file(tmp_path / "of at", write_frame(frame[["text"]], tmp_path / "bare.tsv"))
+    words = extract_tiny(frame[["text"]], tmp_path / "words", words="mean").out
+    with pytest.raises(MismatchError, match="spans is False, expected True"):
+        runs["at"].predict_stored(words)
