@@ -29,13 +29,7 @@ from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
-from embedkit.encoding.model import (
-    choose_device,
-    is_out_of_memory,
-    load_module,
-    mismatched_keys,
-    usable_length,
-)
+from embedkit.encoding.model import choose_device, is_out_of_memory, load_module, usable_length
 from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import (
@@ -152,7 +146,7 @@ class CheckpointClassifier(TextModels):
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
         # transformers only warns of a head that it has drawn at random, and its predictions look
         # like any
-        if lacking := set(report["missing_keys"]) | mismatched_keys(report):
+        if lacking := {*report["missing_keys"], *report["mismatched_keys"]}:
             problem = f"lacks {len(lacking)} weights of a classifier, such as {min(lacking)}"
             raise ModelError(f"{checkpoint.name} {problem}. {advice}")
         self._models = [model.eval().to(choose_device(device))]
