@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedkit import choices
 from embedkit.arguments import accepts, matrix_of, strings_of
 from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice, documented
 from embedkit.encoding.bert import Bert
@@ -34,7 +33,7 @@ from embedkit.encoding.model import (
     Model,
     PackedBatch,
     choose_device,
-    computes_bf16,
+    choose_precision,
     load_model,
     usable_length,
 )
@@ -541,21 +540,6 @@ def _rows_for_gpu(texts: Sequence[str]) -> int:
     """How many texts are tokenized and queued at once, by the mean length of the first ones."""
     chars = sum(map(len, texts[:_ENCODE_ROWS]))
     return min(max(_QUEUED_CHARS * len(texts[:_ENCODE_ROWS]) // max(chars, 1), 256), _ENCODE_ROWS)
-
-
-def choose_precision(name: str | None, device: torch.device) -> str:
-    """The precision of the computation.
-
-    On CUDA ``auto`` and ``None`` are bf16, or fp16 below compute capability 8.0; on CPU ``auto`` is
-    bf16 if the processor has instructions for it, else fp32, as ``None`` is.
-    """
-    # a stated precision is taken as it is, even where the device only emulates it
-    if name not in (None, "auto"):
-        check_choice(choices.PRECISIONS, precision=name)
-        return str(name)
-    if device.type == "cpu" and (name is None or not computes_bf16(device)):
-        return "fp32"
-    return "bf16" if computes_bf16(device) else "fp16"
 
 
 def note_faster_precision(encoder: Encoder) -> None:

@@ -31,6 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embedkit import choices
+from embedkit.choices import check_choice
 from embedkit.display import Shown
 from embedkit.encoding import bert, inventory
 from embedkit.encoding.casing import lowered
@@ -75,6 +77,21 @@ def computes_bf16(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= (8, 0)
     # either set of instructions is enough; torch has no public name for the question
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def choose_precision(name: str | None, device: torch.device) -> str:
+    """The precision of the computation.
+
+    On CUDA ``auto`` and ``None`` are bf16, or fp16 below compute capability 8.0; on CPU ``auto`` is
+    bf16 if the processor has instructions for it, else fp32, as ``None`` is.
+    """
+    # a stated precision is taken as it is, even where the device only emulates it
+    if name not in (None, "auto"):
+        check_choice(choices.PRECISIONS, precision=name)
+        return str(name)
+    if device.type == "cpu" and (name is None or not computes_bf16(device)):
+        return "fp32"
+    return "bf16" if computes_bf16(device) else "fp16"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
