@@ -253,23 +253,21 @@ def export(
     has_head = is_plain_head(read_config(source / "model" / name))
     finish_swap(target, lambda folder: (folder / "config.json").is_file())
 
-    files, inside = storage.file_sums(source), f"model/{name}/"
-    names = {f.removeprefix(inside).split("/")[0] for f in files if f.startswith(inside)}
-    names -= {HEAD_FILE}
-
+    inside = f"model/{name}/"
+    files = [f.removeprefix(inside) for f in storage.file_sums(source) if f.startswith(inside)]
+    names = {file.split("/")[0] for file in files} - {HEAD_FILE}
     free = partial(_check_place, target, source, names, overwrite=overwrite)
     # no SHA256SUMS (sealed): the folder is to be like any checkpoint. free is asked again under the
     # lock
     with new_folder(target, free=free, sealed=False, overwrite=overwrite) as work:
         with storage.storage_errors(work, SafetensorError):
             for file in files:  # what else is there may be a link to anywhere
-                inner = file.removeprefix(inside)
                 # head.json means nothing to transformers, and the weights are written without the
                 # head below
-                if file.startswith(inside) and inner not in (HEAD_FILE, WEIGHTS):
-                    storage.make_folder((work / inner).parent)
-                    shutil.copyfile(source / file, work / inner)
-            weights = load_file(str(source / "model" / name / WEIGHTS))
+                if file not in (HEAD_FILE, WEIGHTS):
+                    storage.make_folder((work / file).parent)
+                    shutil.copyfile(source / inside / file, work / file)
+            weights = load_file(str(source / inside / WEIGHTS))
             kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
             save_weights(kept, work)
         # before the rename that new_folder ends with
