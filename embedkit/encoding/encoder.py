@@ -263,8 +263,8 @@ class Encoder(Reloaded):
             raise UsageError(f"the vectors have {width} coordinates.", **{cut: size})
         strings = strings_of("texts", [texts] if isinstance(texts, str) else texts)
         settings = self._settings(max_length, prefix, prompt_name)
-        views = self._views(strings, [view], settings, batch_size, show=bool(show_progress_bar))
-        vectors = views[view.name]
+        shards = self._shards(strings, [view], (), settings, batch_size, show=show_progress_bar)
+        vectors = self._matrices([view], shards)[view.name]
         if normalized or normalize_embeddings:  # by the makers' own module, as it is always run
             vectors = l2_normalize(vectors)
         if size:
@@ -345,7 +345,8 @@ class Encoder(Reloaded):
         strings = strings_of("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in strings_of("views", views)]
         settings = self._settings(max_length, prefix)
-        result = self._views(strings, parsed, settings, batch_size, show=show_progress_bar)
+        shards = self._shards(strings, parsed, (), settings, batch_size, show=show_progress_bar)
+        result = self._matrices(parsed, shards)
         if normalize_embeddings:
             return {name: l2_normalize(vectors) for name, vectors in result.items()}
         return result
@@ -479,17 +480,10 @@ class Encoder(Reloaded):
         prefix = self.checkpoint.prefix_or_own(prefix, prompt)
         return TokenizerSettings(length or self.max_length, prefix=prefix)
 
-    def _views(
-        self,
-        texts: Sequence[str],
-        views: Sequence[View],
-        settings: TokenizerSettings,
-        batch_size: int | None,
-        *,
-        show: bool,
+    def _matrices(
+        self, views: Sequence[View], shards: Iterable[tuple[int, TokenizedTexts, ShardVectors]]
     ) -> dict[str, Float32]:
         """Matrices of views by name; an :class:`EncodeError` if they are not finite."""
-        shards = self._shards(texts, views, (), settings, batch_size, show=show)
         parts, result = [shard.views for _, _, shard in shards], {}
         for view in views:
             vectors = np.concatenate([part[view.name] for part in parts])
@@ -507,7 +501,7 @@ class Encoder(Reloaded):
         settings: TokenizerSettings,
         batch_size: int | None,
         *,
-        show: bool,
+        show: bool | None,
     ) -> Iterator[tuple[int, TokenizedTexts, ShardVectors]]:
         """Yield the number of the first text, tokenized texts and vectors of every shard.
 
