@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from embedkit import storage
 from embedkit.encoding.model import PRECISIONS, whole_fp32
@@ -548,14 +549,11 @@ def _is_stuck(state: TrainerState, options: TrainingOptions) -> bool:
 
 def _last_checkpoint(work: Path) -> Path | None:
     """The newest complete checkpoint; incomplete ones are deleted."""
-    complete = []
     for folder in work.glob("checkpoint-*"):
-        if (folder / _COMPLETE).is_file():
-            complete.append(folder)
-        else:
+        if not (folder / _COMPLETE).is_file():
             storage.remove_tree(folder)
-    # by number: checkpoint-1000 comes before checkpoint-900 by name
-    return max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+    last = get_last_checkpoint(str(work))
+    return None if last is None else Path(last)
 
 
 def saving(folder: Path) -> AbstractContextManager[None]:
