@@ -106,7 +106,8 @@ def cased_normalizer(normalizer: Any) -> Any:
 
     match normalizer:
         case Sequence():
-            return Sequence([p for part in normalizer if (p := cased_normalizer(part))])
+            parts = map(cased_normalizer, normalizer)  # type: ignore[call-overload]
+            return Sequence([part for part in parts if part])
         case BertNormalizer():
             kept = normalizer.clean_text, normalizer.handle_chinese_chars, normalizer.strip_accents
             return BertNormalizer(*kept, lowercase=False)

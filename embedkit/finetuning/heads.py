@@ -176,7 +176,7 @@ def _by_text(values: Tensor, sizes: list[int], combine: Callable[..., Tensor]) -
     """Sums, means or maxima of the windows of each text, ``(texts, …)``."""
     if len(sizes) == len(values):
         return values
-    return torch.stack([combine(part, 0) for part in values.split(sizes)])
+    return torch.stack([combine(part, 0) for part in torch.split(values, sizes)])
 
 
 class _Cls(nn.Module):
