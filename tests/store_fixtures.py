@@ -18,7 +18,8 @@ import pytest
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.dataset import planning
 from embedkit.dataset.extract import ExtractResult, extract
-from embedkit.encoding.encoder import Encoder, choose_precision
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import choose_precision
 from embedkit.encoding.tokenizer import choose_max_length
 from embedkit.types import Progress
 from tests.processes import command

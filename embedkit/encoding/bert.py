@@ -184,27 +184,23 @@ def load(checkpoint: Checkpoint, *, dtype: torch.dtype) -> tuple[Bert, dict[str,
     even = config.num_attention_heads and config.hidden_size % config.num_attention_heads == 0
     if config.hidden_act != "gelu" or not even or not config.type_vocab_size:
         return None
-    weights, unexpected = dict[str, Tensor](), list[str]()
+    weights, names = dict[str, Tensor](), dict[str, str]()
     try:
         with torch.device("meta"):
             model = Bert(config, base=base, counts_from_padding=checkpoint.counts_from_padding)
-        expected = model.state_dict()
         for file in checkpoint.weights:
             for name, tensor in load_file(checkpoint.transformer / file).items():
                 place = name.removeprefix(f"{base}.")
                 # which of two counts, the bare one or that of a model with a head, is decided there
                 if place in weights:
                     return None
-                if place in expected:
-                    weights[place] = tensor.to(dtype)
-                else:
-                    unexpected.append(name)
-        missing = sorted(expected.keys() - weights.keys())
-        model.load_state_dict(weights, strict=False, assign=True)
+                weights[place], names[place] = tensor.to(dtype), name
+        missing, unexpected = model.load_state_dict(weights, strict=False, assign=True)
     except Exception:  # of whatever is damaged, also another shape: transformers says what
         return None
     if any(not name.startswith("pooler.") for name in missing):
         return None
     if missing:
         model.pooler = None
-    return model, {"missing_keys": missing, "unexpected_keys": unexpected, "mismatched_keys": []}
+    unused = [names[place] for place in unexpected]
+    return model, {"missing_keys": missing, "unexpected_keys": unused, "mismatched_keys": []}

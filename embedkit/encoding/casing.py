@@ -101,14 +101,16 @@ def _note_case(checkpoint: Checkpoint, why: str, *, lowers: bool) -> None:
 
 
 def cased_normalizer(normalizer: Any) -> Any:
-    """A normalizer, as ``tokenizer.json`` writes it, without lower-casing."""
+    """A normalizer without lower-casing; nothing of one that does nothing else."""
+    from tokenizers.normalizers import BertNormalizer, Lowercase, Sequence
+
     match normalizer:
-        case {"type": "Sequence", "normalizers": parts}:
-            return normalizer | {
-                "normalizers": [p for part in parts if (p := cased_normalizer(part))]
-            }
-        case {"type": "BertNormalizer"}:
-            return normalizer | {"lowercase": False}
-        case {"type": "Lowercase"}:
+        case Sequence():
+            parts = map(cased_normalizer, normalizer)  # type: ignore[call-overload]
+            return Sequence([part for part in parts if part])
+        case BertNormalizer():
+            kept = normalizer.clean_text, normalizer.handle_chinese_chars, normalizer.strip_accents
+            return BertNormalizer(*kept, lowercase=False)
+        case Lowercase():
             return None
     return normalizer

@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from embedkit import choices
 from embedkit.arguments import accepts, matrix_of, strings_of
 from embedkit.choices import DEFAULT_MODEL, SUBTOKENS, Pooling, check_choice, documented
 from embedkit.encoding.bert import Bert
@@ -34,7 +33,7 @@ from embedkit.encoding.model import (
     Model,
     PackedBatch,
     choose_device,
-    computes_bf16,
+    choose_precision,
     load_model,
     usable_length,
 )
@@ -264,8 +263,8 @@ class Encoder(Reloaded):
             raise UsageError(f"the vectors have {width} coordinates.", **{cut: size})
         strings = strings_of("texts", [texts] if isinstance(texts, str) else texts)
         settings = self._settings(max_length, prefix, prompt_name)
-        views = self._views(strings, [view], settings, batch_size, show=bool(show_progress_bar))
-        vectors = views[view.name]
+        shards = self._shards(strings, [view], (), settings, batch_size, show=show_progress_bar)
+        vectors = self._matrices([view], shards)[view.name]
         if normalized or normalize_embeddings:  # by the makers' own module, as it is always run
             vectors = l2_normalize(vectors)
         if size:
@@ -346,7 +345,8 @@ class Encoder(Reloaded):
         strings = strings_of("texts", texts)
         parsed = [parse_view(name, n_layers=self.n_layers) for name in strings_of("views", views)]
         settings = self._settings(max_length, prefix)
-        result = self._views(strings, parsed, settings, batch_size, show=show_progress_bar)
+        shards = self._shards(strings, parsed, (), settings, batch_size, show=show_progress_bar)
+        result = self._matrices(parsed, shards)
         if normalize_embeddings:
             return {name: l2_normalize(vectors) for name, vectors in result.items()}
         return result
@@ -480,17 +480,10 @@ class Encoder(Reloaded):
         prefix = self.checkpoint.prefix_or_own(prefix, prompt)
         return TokenizerSettings(length or self.max_length, prefix=prefix)
 
-    def _views(
-        self,
-        texts: Sequence[str],
-        views: Sequence[View],
-        settings: TokenizerSettings,
-        batch_size: int | None,
-        *,
-        show: bool,
+    def _matrices(
+        self, views: Sequence[View], shards: Iterable[tuple[int, TokenizedTexts, ShardVectors]]
     ) -> dict[str, Float32]:
         """Matrices of views by name; an :class:`EncodeError` if they are not finite."""
-        shards = self._shards(texts, views, (), settings, batch_size, show=show)
         parts, result = [shard.views for _, _, shard in shards], {}
         for view in views:
             vectors = np.concatenate([part[view.name] for part in parts])
@@ -508,7 +501,7 @@ class Encoder(Reloaded):
         settings: TokenizerSettings,
         batch_size: int | None,
         *,
-        show: bool,
+        show: bool | None,
     ) -> Iterator[tuple[int, TokenizedTexts, ShardVectors]]:
         """Yield the number of the first text, tokenized texts and vectors of every shard.
 
@@ -541,21 +534,6 @@ def _rows_for_gpu(texts: Sequence[str]) -> int:
     """How many texts are tokenized and queued at once, by the mean length of the first ones."""
     chars = sum(map(len, texts[:_ENCODE_ROWS]))
     return min(max(_QUEUED_CHARS * len(texts[:_ENCODE_ROWS]) // max(chars, 1), 256), _ENCODE_ROWS)
-
-
-def choose_precision(name: str | None, device: torch.device) -> str:
-    """The precision of the computation.
-
-    On CUDA ``auto`` and ``None`` are bf16, or fp16 below compute capability 8.0; on CPU ``auto`` is
-    bf16 if the processor has instructions for it, else fp32, as ``None`` is.
-    """
-    # a stated precision is taken as it is, even where the device only emulates it
-    if name not in (None, "auto"):
-        check_choice(choices.PRECISIONS, precision=name)
-        return str(name)
-    if device.type == "cpu" and (name is None or not computes_bf16(device)):
-        return "fp32"
-    return "bf16" if computes_bf16(device) else "fp16"
 
 
 def note_faster_precision(encoder: Encoder) -> None:

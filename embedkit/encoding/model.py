@@ -31,6 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from embedkit import choices
+from embedkit.choices import check_choice
 from embedkit.display import Shown
 from embedkit.encoding import bert, inventory
 from embedkit.encoding.casing import lowered
@@ -75,6 +77,21 @@ def computes_bf16(device: torch.device) -> bool:
         return torch.cuda.get_device_capability(device) >= (8, 0)
     # either set of instructions is enough; torch has no public name for the question
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def choose_precision(name: str | None, device: torch.device) -> str:
+    """The precision of the computation.
+
+    On CUDA ``auto`` and ``None`` are bf16, or fp16 below compute capability 8.0; on CPU ``auto`` is
+    bf16 if the processor has instructions for it, else fp32, as ``None`` is.
+    """
+    # a stated precision is taken as it is, even where the device only emulates it
+    if name not in (None, "auto"):
+        check_choice(choices.PRECISIONS, precision=name)
+        return str(name)
+    if device.type == "cpu" and (name is None or not computes_bf16(device)):
+        return "fp32"
+    return "bf16" if computes_bf16(device) else "fp16"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -307,11 +324,10 @@ def load_model(
 ) -> PlainModel:
     """Load the weights of a checkpoint; ``ModelError`` if they are missing or unreadable.
 
-    The model's own ``checkpoint`` says what the weights turned out to lack. ``light`` takes the
-    modules of :mod:`~embedkit.encoding.bert` where these can, instead of those of transformers.
+    The model's own ``checkpoint`` says what the weights turned out to lack; ``light`` is as for
+    :func:`load_weights`.
     """
-    loaded = bert.load(checkpoint, dtype=dtype) if light else None
-    model, has_pooler, checkpoint = load_weights(checkpoint, dtype=dtype, loaded=loaded)
+    model, has_pooler, checkpoint = load_weights(checkpoint, dtype=dtype, light=light)
     if checkpoint.unread:
         logger.warning(
             f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
@@ -363,17 +379,14 @@ def load_model(
 
 
 def load_weights(
-    checkpoint: Checkpoint,
-    *,
-    dtype: torch.dtype,
-    device: str | None = None,
-    loaded: tuple[Any, dict[str, Any]] | None = None,
+    checkpoint: Checkpoint, *, dtype: torch.dtype, device: str | None = None, light: bool = False
 ) -> tuple[Any, bool, Checkpoint]:
     """The encoder, whether it has a pooler, and the checkpoint with what its weights show.
 
-    What is not ``loaded`` is loaded by transformers, by the class that holds the encoder, without a
-    decoder if there is one.
+    ``light`` takes the modules of :mod:`~embedkit.encoding.bert` where these can. All else is
+    loaded by transformers, by the class that holds the encoder, without a decoder if there is one.
     """
+    loaded = bert.load(checkpoint, dtype=dtype) if light else None
     if loaded is None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
@@ -429,6 +442,9 @@ def load_module(
                 output_loading_info=True,
                 **({} if device is None else {"device_map": device}),
             )
+        # names, or tuples that begin with them
+        keys = report["mismatched_keys"]
+        report["mismatched_keys"] = {key if isinstance(key, str) else key[0] for key in keys}
         return (_adapted(checkpoint, model).to(dtype) if adapts else model), report
     except ModelError:  # of adapter_config.json
         raise
@@ -517,16 +533,11 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     return merged if whole is model else getattr(merged, inner)
 
 
-def mismatched_keys(report: dict[str, Any]) -> set[str]:
-    """Names of weights whose shapes contradict the configuration."""
-    keys = report["mismatched_keys"]  # names, or tuples that begin with them
-    return {key if isinstance(key, str) else key[0] for key in keys}
-
-
 def check_complete(checkpoint: Checkpoint, report: dict[str, Any]) -> set[str]:
     """Missing weights of the pooler; ``ModelError`` if others are missing or misshapen."""
     missing = set(report["missing_keys"])
-    wrong = {key for key in missing if not key.startswith("pooler.")} | mismatched_keys(report)
+    wrong = {key for key in missing if not key.startswith("pooler.")}
+    wrong |= {*report["mismatched_keys"]}
     if wrong:
         first = min(wrong)
         # a file saved from a wrapped model has all names behind a prefix, which is worth saying
@@ -611,7 +622,7 @@ def describe_model(name: str) -> ModelInfo:
         parameters=sum(p.numel() for p in model.parameters()),
         encoder_parameters=sum(p.numel() for p in encoder.parameters()),
         modules=str(model),
-        missing=tuple(sorted({*report["missing_keys"], *mismatched_keys(report)})),
+        missing=tuple(sorted({*report["missing_keys"], *report["mismatched_keys"]})),
         unused=tuple(sorted(report["unexpected_keys"])),
         inventory=_inventory(checkpoint, config),
     )

@@ -268,11 +268,9 @@ class _Shard:
         """Wait for the vectors."""
         views = self._fetched(self._vectors, launched)
         tokens = self._fetched(self._tokens, launched)
-        # windows that did not run take the vectors of the first equal one
+        # windows that did not run take the vectors of the first equal one, here and below
         repeated = np.flatnonzero(self._first != np.arange(len(self._first)))
         first = self._first[repeated]
-        for values in views.values():
-            values[repeated] = values[first]
         if tokens:
             rows, source = self._token_rows(repeated), self._token_rows(first)
             for values in tokens.values():
@@ -280,6 +278,7 @@ class _Shard:
         begins = self._texts.text_windows[:-1]
         for view in self._request.views:
             pooler, values = self._request.poolers[view.pooling], views[view.name]
+            values[repeated] = values[first]
             # an empty window did not run, and its row is memory that nobody wrote
             values[np.diff(self._texts.window_ends) == 0] = 0
             views[view.name] = pooler.combine(values, begins, self._counts)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from embedkit.encoding.pooling import pool_words
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, ends_of, ranges
-from embedkit.encoding.words import Ints
+from embedkit.encoding.words import ENDLESS, Ints
 from embedkit.types import Bool, Float32, Int64
 
 if TYPE_CHECKING:
@@ -154,34 +154,29 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
     """Rows of the tokens of words; of each word where it begins there, text and number."""
     assert texts.spans is not None
     assert texts.word is not None
-    owner = _owners(texts)
-    # all words that own a token at once; those that own none follow one by one
-    chosen = np.flatnonzero(texts.word >= 0)
-    tokens, owners, words = [chosen], [owner[chosen]], [texts.word[chosen]]
-    for number, word_spans in enumerate(texts.word_spans):
-        first, stop = texts.ends[number : number + 2]
-        token_words, token_spans = texts.word[first:stop], texts.spans[first:stop]
-        base = 0
-        for segment, spans in enumerate(word_spans):
-            # word is the first word that a token touches, so that a second one in the same token
-            # has none
-            missing = np.setdiff1d(np.arange(len(spans)) + base, token_words) - base
-            # words behind the last token were truncated, and stay without a row
-            for index in missing[spans[missing, 0] < token_spans[:, 1].max(initial=0)].tolist():
-                start, end = spans[index]
-                touching = (token_spans[:, 0] < end) & (token_spans[:, 1] > start)
-                rows = np.flatnonzero(touching & (texts.segment[first:stop] == segment))
-                tokens.append(rows + first)
-                owners.append(np.full(len(rows), number))
-                words.append(np.full(len(rows), index + base, np.int32))
-            base += len(spans)
-    token, row, word = np.concatenate(tokens), np.concatenate(owners), np.concatenate(words)
+    sides = [spans for parts in texts.word_spans for spans in parts]
+    # characters and words of all texts on one line each, so that both ascend from text to text
+    lines = [ENDLESS * number + spans[:, 0].astype(np.int64) for number, spans in enumerate(sides)]
+    begins = np.concatenate([np.zeros(0, np.int64), *lines])
+    before = ends_of(np.array([sum(map(len, parts)) for parts in texts.word_spans], np.int64))
+    token = np.flatnonzero(texts.word >= 0)
+    row = _owners(texts)[token]
+    side = row * (len(sides) // max(len(texts), 1)) + texts.segment[token]
+    first = before[row] + texts.word[token]
+    # a token touches its first word, and those behind it that begin before the token ends; words
+    # behind the last token were truncated, and stay without a row
+    counts = np.searchsorted(begins, ENDLESS * side + texts.spans[token, 1]) - first
+    token, word, shared = np.repeat(token, counts), ranges(first, counts), np.repeat(first, counts)
+    # such a further word takes the token only if it has none of its own
+    chosen = (word == shared) | ~np.isin(word, first)
+    token, word = token[chosen], word[chosen]
     # for overlapping tokens, and tokenizers with offsets out of order
-    order = np.lexsort((token, word, row))
-    # not 0 where the word or the text changes
-    new = np.diff(word[order], prepend=-1) | np.diff(row[order], prepend=-1)
-    first = order[starts := np.flatnonzero(new)]
-    return token[order], starts, row[first], word[first]
+    order = np.lexsort((token, word))
+    # not 0 where the word changes
+    starts = np.flatnonzero(np.diff(word[order], prepend=-1))
+    word = word[order][starts]
+    row = np.searchsorted(before, word, side="right") - 1
+    return token[order], starts, row, (word - before[row]).astype(np.int32)
 
 
 def joined(parts: Sequence[tuple[int, AnyTable]]) -> AnyTable:

@@ -22,7 +22,6 @@ What is notable:
 from __future__ import annotations
 
 import copy
-import json
 import logging
 import random
 import re
@@ -317,16 +316,13 @@ class TextTokenizer:
 
     def cased(self) -> TextTokenizer:
         """The same tokenizer without its lower-casing; a :class:`UsageError` if it has none."""
-        from tokenizers import Tokenizer
-
-        state = json.loads(self.hf.backend_tokenizer.to_str()) if self.hf.is_fast else {}
-        cased = cased_normalizer(state.get("normalizer"))
-        if cased == state.get("normalizer"):
+        normalizer = self.hf.backend_tokenizer.normalizer if self.hf.is_fast else None
+        cased = cased_normalizer(normalizer)
+        if str(cased) == str(normalizer):
             raise UsageError("the tokenizer keeps case.")
         # the deep copy has a backend of its own, whose normalizer can be exchanged
-        state["normalizer"], copied = cased, copy.deepcopy(self)
-        backend = Tokenizer.from_str(json.dumps(state))
-        copied.hf.backend_tokenizer.normalizer = backend.normalizer
+        copied = copy.deepcopy(self)
+        copied.hf.backend_tokenizer.normalizer = cased
         return copied
 
     @property

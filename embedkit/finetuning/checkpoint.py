@@ -29,13 +29,7 @@ from embedkit.dataset.format import is_dataset
 from embedkit.dataset.read import load
 from embedkit.display import Shown
 from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
-from embedkit.encoding.model import (
-    choose_device,
-    is_out_of_memory,
-    load_module,
-    mismatched_keys,
-    usable_length,
-)
+from embedkit.encoding.model import choose_device, is_out_of_memory, load_module, usable_length
 from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import (
@@ -152,7 +146,7 @@ class CheckpointClassifier(TextModels):
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
         # transformers only warns of a head that it has drawn at random, and its predictions look
         # like any
-        if lacking := set(report["missing_keys"]) | mismatched_keys(report):
+        if lacking := {*report["missing_keys"], *report["mismatched_keys"]}:
             problem = f"lacks {len(lacking)} weights of a classifier, such as {min(lacking)}"
             raise ModelError(f"{checkpoint.name} {problem}. {advice}")
         self._models = [model.eval().to(choose_device(device))]
@@ -259,23 +253,21 @@ def export(
     has_head = is_plain_head(read_config(source / "model" / name))
     finish_swap(target, lambda folder: (folder / "config.json").is_file())
 
-    files, inside = storage.file_sums(source), f"model/{name}/"
-    names = {f.removeprefix(inside).split("/")[0] for f in files if f.startswith(inside)}
-    names -= {HEAD_FILE}
-
+    inside = f"model/{name}/"
+    files = [f.removeprefix(inside) for f in storage.file_sums(source) if f.startswith(inside)]
+    names = {file.split("/")[0] for file in files} - {HEAD_FILE}
     free = partial(_check_place, target, source, names, overwrite=overwrite)
     # no SHA256SUMS (sealed): the folder is to be like any checkpoint. free is asked again under the
     # lock
     with new_folder(target, free=free, sealed=False, overwrite=overwrite) as work:
         with storage.storage_errors(work, SafetensorError):
             for file in files:  # what else is there may be a link to anywhere
-                inner = file.removeprefix(inside)
                 # head.json means nothing to transformers, and the weights are written without the
                 # head below
-                if file.startswith(inside) and inner not in (HEAD_FILE, WEIGHTS):
-                    storage.make_folder((work / inner).parent)
-                    shutil.copyfile(source / file, work / inner)
-            weights = load_file(str(source / "model" / name / WEIGHTS))
+                if file not in (HEAD_FILE, WEIGHTS):
+                    storage.make_folder((work / file).parent)
+                    shutil.copyfile(source / inside / file, work / file)
+            weights = load_file(str(source / inside / WEIGHTS))
             kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
             save_weights(kept, work)
         # before the rename that new_folder ends with

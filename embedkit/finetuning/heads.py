@@ -131,11 +131,11 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         if places is not None:
             # places count through all tokens of the batch: (sequences * tokens, width)
             vectors = hidden.flatten(0, 1)[places]
-        elif windows is None or counted is None:
-            vectors = self.head(hidden, attention_mask)
         else:
-            # sizes as a list of numbers, by which tensors are split
-            vectors = self.head.of_windows(hidden, attention_mask, counted, windows.tolist())
+            # a list, by which tensors are split; nothing is fetched where each text is one window
+            sizes = [1] * len(hidden) if windows is None else windows.tolist()
+            counted = attention_mask if counted is None else counted
+            vectors = self.head(hidden, attention_mask, counted, sizes)
         logits = self.classifier(self.dropout(vectors))
         loss = None if labels is None else self.loss(logits, labels)
         return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=(vectors,))
@@ -172,18 +172,26 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
         return logits.sigmoid() if self.config.problem == "sets" else logits.softmax(dim=1)
 
 
+def _by_text(values: Tensor, sizes: list[int], combine: Callable[..., Tensor]) -> Tensor:
+    """Sums, means or maxima of the windows of each text, ``(texts, …)``."""
+    if len(sizes) == len(values):
+        return values
+    return torch.stack([combine(part, 0) for part in torch.split(values, sizes)])
+
+
 class _Cls(nn.Module):
+    """The state of the first token; of windows the mean.
+
+    A head is called with states and mask of windows, the tokens that are counted in each, and the
+    number of windows of each text. It gives vectors ``(texts, width)``.
+    """
+
     def __init__(self, config: HeadConfig, width: int) -> None:
         super().__init__()
         self.width = width
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        return hidden[:, 0]
-
-    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
-        """Vectors ``(texts, width)`` from the hidden states of windows."""
-        # one part for each text, (windows, width)
-        return torch.stack([part.mean(0) for part in self(hidden, mask).split(sizes)])
+    def forward(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        return _by_text(hidden[:, 0], sizes, torch.mean)
 
 
 class _Pooler(_Cls):
@@ -191,32 +199,23 @@ class _Pooler(_Cls):
         super().__init__(config, width)
         self.dense = nn.Linear(width, width)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        return torch.tanh(self.dense(hidden[:, 0]))
+    def forward(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        return _by_text(torch.tanh(self.dense(hidden[:, 0])), sizes, torch.mean)
 
 
 class _Mean(_Cls):
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        weights = mask.unsqueeze(2).to(hidden.dtype)
-        return (hidden * weights).sum(1) / weights.sum(1)
-
-    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
         # a token in the overlap of two windows is counted in one of them
         weights = counted.unsqueeze(2).to(hidden.dtype)
-        sums: Any = (hidden * weights).sum(1)
-        counts: Any = weights.sum(1)
-        texts = zip(sums.split(sizes), counts.split(sizes), strict=True)
-        return torch.stack([total.sum(0) / count.sum(0) for total, count in texts])
+        totals = _by_text((hidden * weights).sum(1), sizes, torch.sum)
+        return totals / _by_text(weights.sum(1), sizes, torch.sum)
 
 
 class _Contrastive(_Mean):
     """The mean with length 1: a cosine of two of them is their product."""
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        return functional.normalize(super().forward(hidden, mask))
-
-    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
-        return functional.normalize(super().of_windows(hidden, mask, counted, sizes))
+    def forward(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
+        return functional.normalize(super().forward(hidden, mask, counted, sizes))
 
 
 class _Cnn(_Cls):
@@ -227,7 +226,7 @@ class _Cnn(_Cls):
         self.spans = [int(span) for span in config.cnn_widths]
         self.convolutions = nn.ModuleList(nn.Conv1d(width, _FILTERS, span) for span in self.spans)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
         # padding is zero, as what is behind the longest text of the batch: a text has the same
         # vector in any batch, however far it is padded
         text = (hidden * mask.unsqueeze(2).to(hidden.dtype)).transpose(1, 2)
@@ -238,10 +237,7 @@ class _Cnn(_Cls):
             windows = torch.relu(convolution(functional.pad(text, (0, span - 1))))
             # after relu no value is below 0, so that 0 never replaces a maximum
             maxima.append(windows.masked_fill(outside, 0).amax(2))
-        return torch.cat(maxima, dim=1)
-
-    def of_windows(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
-        return torch.stack([part.amax(0) for part in self(hidden, mask).split(sizes)])
+        return _by_text(torch.cat(maxima, dim=1), sizes, torch.amax)
 
 
 class _Lstm(_Cls):
@@ -251,7 +247,7 @@ class _Lstm(_Cls):
         super().__init__(config, 2 * inner)
         self.lstm = nn.LSTM(width, inner, batch_first=True, bidirectional=True)
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
         # packed, so that the last state is that of the last token and not of padding; torch takes
         # the lengths from the CPU
         packed = nn.utils.rnn.pack_padded_sequence(
@@ -260,7 +256,7 @@ class _Lstm(_Cls):
         # in float32: over hundreds of steps the rounding of half precision would add up
         with torch.autocast(hidden.device.type, enabled=False):
             _, (last, _) = self.lstm(packed)
-        return torch.cat([last[0], last[1]], dim=1)
+        return _by_text(torch.cat([last[0], last[1]], dim=1), sizes, torch.mean)
 
 
 class _Own(_Cls):
@@ -280,7 +276,7 @@ class _Own(_Cls):
         for part in parts:
             part._is_hf_initialized = True  # transformers would draw its weights anew
 
-    def forward(self, hidden: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
         try:
             logits: Tensor = self.module(hidden, mask)
         except Exception as error:  # of the user's code
@@ -291,7 +287,7 @@ class _Own(_Cls):
         if logits.shape != (len(hidden), self.width):
             shapes = f"it gives {tuple(logits.shape)}, not logits {(len(hidden), self.width)}"
             raise UsageError(f"{shapes}.", head=self.name)
-        return logits
+        return _by_text(logits, sizes, torch.mean)
 
 
 HEADS: dict[str, Callable[[HeadConfig, int], Any]] = {

@@ -32,8 +32,7 @@ from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import Names
 from embedkit.dataset.settings import ModelRecord
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
-from embedkit.encoding.encoder import choose_precision
-from embedkit.encoding.model import choose_device
+from embedkit.encoding.model import choose_device, choose_precision
 from embedkit.errors import Option, UsageError
 from embedkit.finetuning.method import FineTuned
 from embedkit.finetuning.options import TrainingOptions

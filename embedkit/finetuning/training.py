@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.utils.data import Sampler
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.trainer_utils import get_last_checkpoint
 
 from embedkit import storage
 from embedkit.encoding.model import PRECISIONS, whole_fp32
@@ -77,9 +78,6 @@ _LOGGED = {
 }
 _CHOSEN_BY = "eval_chosen_by"
 _UNLABELLED = -100  # what torch leaves out of a loss
-
-Totals = defaultdict[str, Any]
-"""Sums over the texts of an epoch: numbers, or tensors on the device; what a loss counts."""
 
 
 def model_name(fold: int, member: int = 0) -> str:
@@ -186,13 +184,11 @@ def train_fold(
     model.to(fold.device)
     # after the move to the device, where they are computed
     states = frozen_states(model, parts, seen, precision=options.precision)
-    last, earlier, state, best = _last_checkpoint(fold.work), 0.0, None, None
-    totals: Totals = defaultdict(float)  # of the epoch so far
+    last, state, best = _last_checkpoint(fold.work), None, None
+    done: dict[str, Any] = {"seconds": 0.0, "totals": {}}
     if last is not None:
-        kept_there = json.loads((last / _COMPLETE).read_text("utf-8"))
-        # the process that was killed had done this much
-        earlier = float(kept_there["seconds"])
-        totals.update(kept_there["totals"])
+        # by the process that was killed
+        done = json.loads((last / _COMPLETE).read_text("utf-8"))
         state = TrainerState.load_from_json(str(last / "trainer_state.json"))
         model.load_state_dict(load_file(str(last / WEIGHTS)), strict=False)  # frozen ones stay
         # without a file of its own the best epoch is that of the checkpoint
@@ -200,8 +196,7 @@ def train_fold(
     started = time.process_time()
     # an attempt that was killed after its last step has nothing left to train
     if state is None or (state.global_step < state.max_steps and not _is_stuck(state, options)):
-        callback = _Callback(fold, earlier, totals, progress)
-        running = (trainer or FoldTrainer)(fold, model, totals, callback, states)
+        running = (trainer or FoldTrainer)(fold, model, states, done, progress)
         running.best = best
         dtype = PRECISIONS[options.precision]
         with whole_fp32(fold.device, dtype):
@@ -211,7 +206,7 @@ def train_fold(
         running.optimizer.state.clear()
         model.zero_grad()
         release_memory()
-    seconds = earlier + time.process_time() - started
+    seconds = done["seconds"] + time.process_time() - started
     # without validation records the last step is kept
     kept = _best_epoch(state, options)[0] or state.global_step
     if best is not None and kept != state.global_step:
@@ -244,8 +239,12 @@ def train_fold(
     return model.eval(), trained
 
 
-class FoldTrainer(Trainer):  # type: ignore[misc]
-    """The Trainer with this module's batches, evaluation and checkpoints."""
+class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
+    """The Trainer with this module's batches, evaluation and checkpoints.
+
+    It is its own callback: it stops a fold that diverges or does not improve, marks complete
+    checkpoints, and reports.
+    """
 
     control: Any
 
@@ -253,11 +252,14 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
         self,
         fold: Fold,
         model: EncoderWithHead,
-        totals: Totals,
-        callback: _Callback,
         states: FrozenStates | None,
+        done: Mapping[str, Any],
+        progress: ProgressCallback,
     ) -> None:
-        self.fold, self._totals, self._states = fold, totals, states
+        self.fold, self._states, self._progress = fold, states, progress
+        self._saved, self._started = time.perf_counter(), time.process_time() - done["seconds"]
+        # over the texts of the epoch so far: numbers, or tensors on the device; what a loss counts
+        self._totals: defaultdict[str, Any] = defaultdict(float, done["totals"])
         # the texts that training sees, among which states are numbered
         self._seen = np.unique(fold.record[fold.seen])
         self.best: dict[str, torch.Tensor] | None = None  # of the best epoch so far, on the CPU
@@ -271,7 +273,7 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
             # only so that the Trainer evaluates: evaluate below reads none of it
             eval_dataset=list(fold.valid) if validates else None,
             optimizers=(torch.optim.AdamW(parameter_groups(model, fold.options), fused=True), None),
-            callbacks=[callback],
+            callbacks=[self],
         )
         # it prints every log to standard output, where commands write their results
         self.remove_callback(PrinterCallback)
@@ -386,6 +388,67 @@ class FoldTrainer(Trainer):  # type: ignore[misc]
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load nothing: :func:`train_fold` has loaded the weights."""
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Raise an error where the loss is not a number."""
+        # an exception: by control a callback ends training as if it were done
+        _check_loss((logs or {}).get("loss", 0.0), self.fold, state)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Report, and stop a fold that does not improve."""
+        self._report(state)
+        if _is_stuck(state, self.fold.options):
+            control.should_training_stop = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Show progress, and save within a long epoch."""
+        # the end of an epoch has its own turn, in on_epoch_end
+        if state.global_step % _CHECKPOINT_STEPS == 0 and not float(state.epoch).is_integer():
+            # always logged, so that the log does not depend on the time
+            control.should_log, control.should_save = True, self._is_time_to_save
+        epochs = self.fold.epochs
+        steps = state.max_steps // epochs
+        epoch, done = divmod(state.global_step - 1, steps)
+        stage = f"{self.fold.name}, epoch {epoch + 1} of {epochs}"
+        self._progress(Progress(stage, done + 1, steps, "steps"))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Log the means over the texts of the epoch, and save."""
+        totals, means = self._totals, {"epoch_loss": "loss", "epoch_accuracy": "right"}
+        texts = max(totals["texts"], 1)
+        self.log({n: float(totals[key] / texts) for n, key in means.items() if key in totals})
+        totals.update(dict.fromkeys(totals, 0.0))
+        control.should_log, control.should_save = True, self._is_time_to_save
+        # with validation records on_evaluate reports, when their scores are there
+        if not len(self.fold.valid):
+            self._report(state)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark a checkpoint as complete, and delete older ones."""
+        folder = self.fold.work / f"checkpoint-{state.global_step}"
+        # first all files, then the mark that they are complete, and then the older checkpoints may
+        # go
+        storage.sync_tree(folder)
+        totals = {name: float(value) for name, value in self._totals.items()}
+        content = {"seconds": time.process_time() - self._started, "totals": totals}
+        storage.write_durably(folder / _COMPLETE, json.dumps(content).encode())
+        for other in self.fold.work.glob("checkpoint-*"):
+            if other.name != folder.name:
+                storage.remove_tree(other)
+        self._saved = time.perf_counter()
+
+    @property
+    def _is_time_to_save(self) -> bool:
+        return time.perf_counter() - self._saved >= _CHECKPOINT_SECONDS
+
+    def _report(self, state: Any) -> None:
+        """Log the results of an epoch."""
+        # of each name the latest value
+        values = {key: value for entry in state.log_history for key, value in entry.items()}
+        names = [key for key in _LOGGED if key in values and key.startswith(("ep", "ev"))]
+        text = ", ".join(f"{_LOGGED[key].replace('_', ' ')} {values[key]:.4f}" for key in names)
+        epochs = self.fold.epochs
+        logger.info("%s, epoch %d of %d: %s", self.fold.name, state.epoch, epochs, text)
+
 
 class LengthSampler(Sampler[int]):
     """Order of an epoch, by seed and epoch alone; neighbours have similar lengths."""
@@ -452,78 +515,6 @@ def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
     return arguments
 
 
-class _Callback(TrainerCallback):  # type: ignore[misc]
-    """Stops a fold that diverges or does not improve; marks complete checkpoints; reports."""
-
-    def __init__(
-        self, fold: Fold, earlier: float, totals: Totals, progress: ProgressCallback
-    ) -> None:
-        self._fold, self._totals, self._progress = fold, totals, progress
-        self._saved = time.perf_counter()
-        self._started = time.process_time() - earlier
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        # an exception: by control a callback ends training as if it were done
-        _check_loss((logs or {}).get("loss", 0.0), self._fold, state)
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self._report(state)
-        if _is_stuck(state, self._fold.options):
-            control.should_training_stop = True
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        # the end of an epoch has its own turn, in on_epoch_end
-        if state.global_step % _CHECKPOINT_STEPS == 0 and not float(state.epoch).is_integer():
-            # always logged, so that the log does not depend on the time
-            control.should_log, control.should_save = True, self._is_time_to_save
-        epochs = self._fold.epochs
-        steps = state.max_steps // epochs
-        epoch, done = divmod(state.global_step - 1, steps)
-        stage = f"{self._fold.name}, epoch {epoch + 1} of {epochs}"
-        self._progress(Progress(stage, done + 1, steps, "steps"))
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        totals, means = self._totals, {"epoch": state.epoch, "step": state.global_step}
-        texts = max(totals["texts"], 1)
-        means["epoch_loss"] = float(totals["loss"] / texts)
-        if "right" in totals:
-            means["epoch_accuracy"] = float(totals["right"] / texts)
-        # in place: the trainer adds to the same dict
-        totals.update(dict.fromkeys(totals, 0.0))
-        # added directly: a callback cannot call the Trainer's log
-        state.log_history.append(means)
-        control.should_log, control.should_save = True, self._is_time_to_save
-        # with validation records on_evaluate reports, when their scores are there
-        if not len(self._fold.valid):
-            self._report(state)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        folder = self._fold.work / f"checkpoint-{state.global_step}"
-        # first all files, then the mark that they are complete, and then the older checkpoints may
-        # go
-        storage.sync_tree(folder)
-        totals = {name: float(value) for name, value in self._totals.items()}
-        content = {"seconds": time.process_time() - self._started, "totals": totals}
-        storage.write_durably(folder / _COMPLETE, json.dumps(content).encode())
-        for other in self._fold.work.glob("checkpoint-*"):
-            if other.name != folder.name:
-                storage.remove_tree(other)
-        self._saved = time.perf_counter()
-
-    @property
-    def _is_time_to_save(self) -> bool:
-        return time.perf_counter() - self._saved >= _CHECKPOINT_SECONDS
-
-    def _report(self, state: Any) -> None:
-        """Log the results of an epoch."""
-        # of each name the latest value
-        values = {key: value for entry in state.log_history for key, value in entry.items()}
-        names = [key for key in _LOGGED if key in values and key.startswith(("ep", "ev"))]
-        text = ", ".join(f"{_LOGGED[key].replace('_', ' ')} {values[key]:.4f}" for key in names)
-        epochs = self._fold.epochs
-        logger.info("%s, epoch %d of %d: %s", self._fold.name, state.epoch, epochs, text)
-
-
 def _check_loss(loss: float, fold: Fold, state: TrainerState) -> None:
     if not math.isfinite(loss):
         raise _diverged(fold, f"the loss is not a number any more at step {state.global_step}")
@@ -558,14 +549,11 @@ def _is_stuck(state: TrainerState, options: TrainingOptions) -> bool:
 
 def _last_checkpoint(work: Path) -> Path | None:
     """The newest complete checkpoint; incomplete ones are deleted."""
-    complete = []
     for folder in work.glob("checkpoint-*"):
-        if (folder / _COMPLETE).is_file():
-            complete.append(folder)
-        else:
+        if not (folder / _COMPLETE).is_file():
             storage.remove_tree(folder)
-    # by number: checkpoint-1000 comes before checkpoint-900 by name
-    return max(complete, key=lambda folder: int(folder.name.rpartition("-")[2]), default=None)
+    last = get_last_checkpoint(str(work))
+    return None if last is None else Path(last)
 
 
 def saving(folder: Path) -> AbstractContextManager[None]:

@@ -437,7 +437,7 @@ def test_device(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="device='cuda:64'"):
         choose_device("cuda:64")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(Encoder, "_views", lambda *_, **__: {"mean_3": np.ones((1, 1))})
+    monkeypatch.setattr(Encoder, "_matrices", lambda *_, **__: {"mean_3": np.ones((1, 1))})
     for there, same, another in (("cpu", "cpu", "cuda"), ("cuda:1", "cuda cuda:1", "cuda:0")):
         monkeypatch.setattr(encoder, "model", SimpleNamespace(device=torch.device(there)))
         assert [encoder.encode("a", device=name) for name in same.split()]

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import embedkit
-from embedkit.encoding.encoder import Encoder, choose_precision
-from embedkit.encoding.model import PRECISIONS, computes_bf16
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import PRECISIONS, choose_precision, computes_bf16
 from embedkit.encoding.packed import PackedModel, attention_kinds, fastest
 from embedkit.encoding.views import parse_view
 from embedkit.encoding.windows import TokenizerSettings

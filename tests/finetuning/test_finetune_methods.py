@@ -73,7 +73,7 @@ def test_windows_are_combined_as_in_a_plain_loop(head: str) -> None:
                 hidden = model.encoder(
                     input_ids=ids, attention_mask=mask, token_type_ids=types
                 ).last_hidden_state
-                vectors.append(model.head(hidden, mask)[0])
+                vectors.append(model.head(hidden, mask, mask, [1])[0])
             tokens.append(hidden[0][text.owned[start:stop]])
         stacked = torch.stack(vectors)
         special = {"mean": torch.cat(tokens).mean(0), "cnn": stacked.amax(0)}

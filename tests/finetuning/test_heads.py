@@ -119,7 +119,7 @@ def test_a_convolution_sees_windows_of_its_width() -> None:
         for i in range(len(states))
     ]
     expected = torch.relu(torch.stack(windows)).max(0).values
-    vector = model.head(states[None], batch["attention_mask"])[0]
+    vector = model.head(states[None], mask := batch["attention_mask"], mask, [1])[0]
     assert torch.allclose(vector, expected, atol=1e-5)
 
 
