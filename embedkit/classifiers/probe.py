@@ -53,7 +53,7 @@ from embedkit.runs.cross_validation import (
     held_out_predictions,
 )
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, write_results
-from embedkit.runs.intervals import Metric, Score, influences, paired, scored
+from embedkit.runs.intervals import Estimate, Score, estimates
 from embedkit.runs.metrics import Threshold, beta_of, check_metric
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
@@ -441,18 +441,17 @@ class Candidates(NamedTuple):
 
     def score(self, problem: Problem, folds: Sequence[FoldFit]) -> Score:
         """The score of the fits of all folds with its interval."""
-        p = held_out_predictions(folds, problem)
-        metric = {"": self._metric(p)}
-        return scored(metric, p.group, influences(metric, p.group))[""]
+        return self._estimate(held_out_predictions(folds, problem)).score
 
-    def _metric(self, predictions: Predictions, *, baseline: bool = False) -> Metric:
-        return metrics_of(predictions, beta=beta_of(self.metric), baseline=baseline)[self.metric]
+    def _estimate(self, p: Predictions, *, baseline: bool = False) -> Estimate:
+        metric = metrics_of(p, beta=beta_of(self.metric), baseline=baseline)[self.metric]
+        return estimates({"": metric}, p.group)[""]
 
     def nested(self, problem: Problem, fits: Fits) -> ReportedScore:
         """The score of the views that inner folds choose, beside that of the majority."""
         p = held_out_predictions(fits.folds, problem)
-        majority = {"": self._metric(p.majority(problem.prior), baseline=True)}
-        return beside(majority, {"": self._metric(p)}, p.group)[""]
+        majority = self._estimate(p.majority(problem.prior), baseline=True)
+        return beside(self._estimate(p), majority)
 
     def over_last(self, problem: Problem, fits: Fits) -> Score | None:
         """The nested score less that of the last layer, whose pooling the inner folds choose.
@@ -466,12 +465,11 @@ class Candidates(NamedTuple):
         # the last layer has the same choice of pooling as all candidates have, or the gain would be
         # too high
         baseline = best_of_folds(fits.final[name] for name in last)
-        both = [held_out_predictions(folds, problem) for folds in (fits.folds, baseline)]
-        first, second = map(self._metric, both)
         # of both on the same units, so that the interval is that of a paired difference
-        unit = both[0].group
-        moved = influences({0: first, 1: second}, unit)
-        test = paired(first, second, unit=unit, moved=[*moved.values()])
+        nested, of_last = (
+            self._estimate(held_out_predictions(folds, problem)) for folds in (fits.folds, baseline)
+        )
+        test = nested.less(of_last)
         return Score(test.value, test.low, test.high)
 
     def of_view(self, name: str, problem: Problem, fits: Fits) -> ViewScore:
