@@ -35,7 +35,7 @@ _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
 _COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": pa.string()}
 _ADVICE = "Make the run again."
 # probabilities that other tools write have few digits, and sum to 1 only so far
-ROUNDING = 1e-3
+_ROUNDING = 1e-3
 _ARRAYS = ("row", "group", "fold", "y", "proba", "y_pred", "word")
 _MOST_FOLDS = 1 << 15  # splits hold int16
 
@@ -314,17 +314,18 @@ def _problem(p: Predictions) -> str:
         return "row is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
-    # probabilities of sets are one for each class, and need not sum to 1
-    tolerance = np.inf if p.of_sets else ROUNDING
-    if problem := invalid_proba(p.row, p.proba, tolerance=tolerance):
+    if problem := invalid_proba(p.row, p.proba, sets=p.of_sets):
         return problem
     return "" if (p.y_pred >= 0).all() else "y_pred holds null"
 
 
-def invalid_proba(row: Int64, proba: Float64, *, tolerance: float) -> str:
-    """Return a message if probabilities ``(n, classes)`` of rows are invalid, else ""."""
+def invalid_proba(row: Int64, proba: Float64, *, sets: bool, tolerance: float = _ROUNDING) -> str:
+    """Return a message if probabilities ``(n, classes)`` of rows are invalid, else "".
+
+    Those of ``sets`` are one for each class, and need not sum to 1.
+    """
     wrong = ~((proba >= 0) & (proba <= 1)).all(axis=1)  # NaN too
-    wrong |= np.abs(proba.sum(axis=1) - 1) > tolerance
+    wrong |= (np.abs(proba.sum(axis=1) - 1) > tolerance) & (not sets)
     if not wrong.any():
         return ""
     return f"row {row[wrong][0]} has invalid probabilities: {proba[wrong][0].tolist()}"
