@@ -157,7 +157,7 @@ class Subset:
 
     units: Units
     group: Int64  # sampling unit: records of the same text have the same
-    target: Target  # by the classes of the training records; empty without labels
+    target: Target  # by the classes of the training records
     content: TestSetContent | None = None  # of a test set of its own
 
     @classmethod
@@ -184,15 +184,12 @@ class Subset:
     ) -> Predictions:
         """Return predictions with these probabilities ``(m, classes)``, or values ``(m,)``."""
         units, target = self.units, self.target
-        shape = (len(units), *target.y.shape[1:])
-        # a test set without labels is predicted all the same; -1 and NaN are never scored
-        unknown = np.full(shape, -1) if target.classes else np.full(shape, np.nan)
         return Predictions(
             row=units.row,
             ids=tuple(map(str, units.ids)),
             group=self.group,
             fold=np.full(len(units), fold),
-            y=target.y if len(target.y) else unknown,
+            y=target.y,  # of a test set it may have no labels: -1 and NaN are never scored
             proba=proba,
             y_pred=decide(proba, threshold=threshold, sets=target.of_sets),
             classes=target.classes,
