@@ -43,11 +43,11 @@ def measure(dataset: Path, *, folds: int) -> dict[str, Any]:
     gain = method.over_last(problem, fits)
     assert gain is not None
     single = best_of_folds(fits.final[name] for name in names)
-    scores = [method.score(problem, fits.final[name]).value for name in names]
+    scores = [method.estimate(problem, fits.final[name]).value for name in names]
     numbers = geometry_of(data, units, method)
     return {
-        "chosen": method.score(problem, fits.folds).value,
-        "single": method.score(problem, single).value,
+        "chosen": method.estimate(problem, fits.folds).value,
+        "single": method.estimate(problem, single).value,
         "last": scores[-1],
         "highest": max(scores),
         "gain": gain,

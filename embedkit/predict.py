@@ -118,38 +118,35 @@ class Predictor(Reloaded):
     def _load(
         self, run: AnyPath, names: Mapping[str, str], device: str, model: str | None, head: Any
     ) -> None:
-        self.content: PredictionRun | None = None
-        # imported here: transformers takes seconds, which a run on vectors may not need
-        if _is_checkpoint(os.fspath(run)):
-            from embedkit.finetuning.checkpoint import CheckpointClassifier
-
-            if model is not None:
-                raise UsageError(f"{self.run} is a checkpoint itself.", model=model)
-            try:
-                self._model: Any = CheckpointClassifier(os.fspath(run), device=device)
-            except ModelError as error:
-                if self.run.exists() or "model" not in error.message.options:
-                    raise
-                raise ModelError(f"{self.run} is no run here; {error.problem}") from error
-            self.names = _readable(self._model.classes, names)
-            return
-        content = read_run(self.run)
-        if not isinstance(content, TrainRun | FinetuneRun):
+        content = None if _is_checkpoint(os.fspath(run)) else read_run(self.run)
+        if not isinstance(content, TrainRun | FinetuneRun | None):
             raise UsageError(
                 f"{self.run} is a {content.kind} run, which holds no model. Give one of train or "
                 "finetune."
             )
-        self.content, self.names = content, _readable(content.classes, names)
+        self.content = content
+        if model is not None and not isinstance(content, TrainRun):
+            raise UsageError(f"{self.run} has its own model. Leave it out.", model=model)
         if head is not None and isinstance(content, TrainRun):
             raise UsageError(f"{self.run} has no head. Leave it out.", head=head)
+        if content is not None:
+            self.names = _readable(content.classes, names)
         if isinstance(content, TrainRun):
-            self._model = _Trained(self.run, content, device=device, model=model)
+            self._model: Any = _Trained(self.run, content, device=device, model=model)
             return
-        from embedkit.finetuning.checkpoint import FinetunedRun
+        # imported here: transformers takes seconds, which a run on vectors may not need
+        from embedkit.finetuning.checkpoint import CheckpointClassifier, FinetunedRun
 
-        if model is not None:
-            raise UsageError(f"{run} is a fine-tuned run with its own models.", model=model)
-        self._model = FinetunedRun(self.run, content, device=device, head=head)
+        if content is not None:
+            self._model = FinetunedRun(self.run, content, device=device, head=head)
+            return
+        try:
+            self._model = CheckpointClassifier(os.fspath(run), device=device)
+        except ModelError as error:
+            if self.run.exists() or "model" not in error.message.options:
+                raise
+            raise ModelError(f"{self.run} is no run here; {error.problem}") from error
+        self.names = _readable(self._model.classes, names)
 
     def __repr__(self) -> str:
         return f"Predictor({str(self.run)!r}, classes={list(self.names)})"
@@ -410,15 +407,10 @@ def parse_label_names(text: str | None) -> dict[str, str]:
     >>> parse_label_names("0=negative,1=positive")
     {'0': 'negative', '1': 'positive'}
     """
-    names = {}
-    for item in (text or "").split(","):
-        if not item.strip():
-            continue
-        label, equals, name = item.partition("=")
-        if not equals or not name.strip():
-            raise UsageError("expected LABEL=NAME,LABEL=NAME.", label_names=text)
-        names[label.strip()] = name.strip()
-    return names
+    pairs = [item.partition("=") for item in (text or "").split(",") if item.strip()]
+    if not all(name.strip() for *_, name in pairs):
+        raise UsageError("expected LABEL=NAME,LABEL=NAME.", label_names=text)
+    return {label.strip(): name.strip() for label, _, name in pairs}
 
 
 def predict_file(

@@ -269,13 +269,10 @@ def read_prediction_files(
             raise DamagedError(f"{path} has a record twice. Make it again.")
         # what is no number is NaN, and neither a value nor a valid probability
         matrix = np.array([[float_of(cells[place[key]]) for key in records] for cells in numbers]).T
-        # probabilities of sets of classes have no sum
-        problem, tolerance = "", np.inf if sets else len(numbers) * _ROUNDING
+        problem = "" if np.isfinite(matrix).all() else "a value is no number"
         if classes:
-            rows = np.array([row for row, _ in records])
-            problem = invalid_proba(rows, matrix, tolerance=tolerance)
-        elif not np.isfinite(matrix).all():
-            problem = "a value is no number"
+            rows, tolerance = np.array([row for row, _ in records]), len(numbers) * _ROUNDING
+            problem = invalid_proba(rows, matrix, sets=sets, tolerance=tolerance)
         if problem:
             raise DamagedError(f"{path} is damaged: {problem}. Make it again.")
         proba.append(matrix if classes else matrix[:, 0])

@@ -25,7 +25,7 @@ from embedkit.encoding.views import View, parse_layers, parse_poolings, views_of
 from embedkit.errors import CorpusError, Option, UsageError
 from embedkit.geometry import unit_vectors
 from embedkit.runs.folder import free_out, new_run, versions, write_run
-from embedkit.runs.intervals import Score, holm, influences, paired, scored
+from embedkit.runs.intervals import Score, estimates, holm
 from embedkit.runs.metrics import metrics_for
 from embedkit.runs.run import Cost, SimilarityRun
 from embedkit.types import Float64, Progress, ProgressCallback, no_progress
@@ -168,22 +168,15 @@ def _agreement(
     gold = gold[scored_pairs]
     cosines = {view: values[scored_pairs] for view, values in cosines.items()}
     unit = np.arange(len(gold))  # each pair is a group of its own for the interval
-    metrics = {
-        (view, name): metrics_for(gold, values)[name]
-        for view, values in cosines.items()
-        for name in ("spearman", "pearson")
-    }
-    moved = influences(metrics, unit)
-    scores = scored(metrics, unit, moved)
-    agreement = {v: {n: scores[v, n] for n in ("spearman", "pearson")} for v in cosines}
-    values = {view: scores[view, "spearman"].value for view in cosines}
-    highest = max(cosines, key=lambda view: np.nan_to_num(values[view], nan=-np.inf))
-    others = [view for view in cosines if view != highest and np.isfinite(values[view])]
+    names = ("spearman", "pearson")
+    metrics = {(v, n): metrics_for(gold, cosines[v])[n] for v in cosines for n in names}
+    estimated = estimates(metrics, unit)
+    agreement = {v: {n: estimated[v, n].score for n in names} for v in cosines}
+    ranked = {view: estimated[view, "spearman"] for view in cosines}
+    highest = max(cosines, key=lambda view: np.nan_to_num(ranked[view].value, nan=-np.inf))
+    others = [v for v in cosines if v != highest and np.isfinite(ranked[v].value)]
     # all views have the same pairs, so that a difference is far surer than two intervals say
-    tests = [
-        paired(*(metrics[key] for key in keys), unit=unit, moved=[moved[key] for key in keys])
-        for keys in ([(highest, "spearman"), (view, "spearman")] for view in others)
-    ]
+    tests = [ranked[highest].less(ranked[view]) for view in others]
     p = holm([test.p for test in tests])
     as_high = (v for v, q in zip(others, p, strict=True) if q is None or q >= 0.05)
     return agreement, tuple(as_high)

@@ -17,7 +17,7 @@ from embedkit.classifiers.train import train as train_tuned
 from embedkit.dataset.format import Names
 from embedkit.dataset.settings import ModelRecord
 from embedkit.runs.folder import RunResult, read_run, write_run
-from embedkit.runs.intervals import Score, influences, scored
+from embedkit.runs.intervals import Score, estimates
 from embedkit.runs.metrics import metrics_for
 from embedkit.runs.predictions import Predictions, Subset, write_predictions
 from embedkit.runs.run import Cost, DatasetContent, ProbeRun, ReportedScore, TrainRun, ViewScore
@@ -83,7 +83,7 @@ def scores_of(
     """Scores of probabilities, or of values if nothing is predicted from them."""
     unit = np.arange(len(y)) if unit is None else unit
     metrics = metrics_for(y, proba, predicted, beta=beta)
-    return scored(metrics, unit, influences(metrics, unit))
+    return {name: estimate.score for name, estimate in estimates(metrics, unit).items()}
 
 
 def write_fake_run(

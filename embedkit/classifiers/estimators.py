@@ -227,18 +227,13 @@ _BOOSTING: dict[str, Any] = {
 }
 
 
-def _lightgbm(name: str) -> Any:
-    # an import that no other estimator needs
-    import lightgbm
-
-    return getattr(lightgbm, name)(**_BOOSTING)
+def _imported_later(module: str, values: Mapping[str, Any], name: str) -> Callable[[], Any]:
+    """What makes an estimator of a module that no other estimator needs."""
+    return lambda: getattr(import_module(module), name)(**values)
 
 
-def _knn(name: str) -> Any:
-    from sklearn import neighbors
-
-    return getattr(neighbors, name)(15, weights="distance")
-
+_lightgbm = partial(_imported_later, "lightgbm", _BOOSTING)
+_knn = partial(_imported_later, "sklearn.neighbors", {"n_neighbors": 15, "weights": "distance"})
 
 STRENGTHS = (1.0, 10.0)
 """Values of C for vectors: of weaker and stronger ones none was ever chosen."""
@@ -251,20 +246,19 @@ _TREES = {"n_estimators": (10, 30, 100, 300)}
 _CLASSIFIERS = {
     # more steps than the default of 100, which vectors of a few hundred columns often need
     "logreg": Estimator(lambda: LogisticRegression(max_iter=1_000), {"C": STRENGTHS}, _unit_rows),
-    "knn": Estimator(lambda: _knn("KNeighborsClassifier"), _NEIGHBORS, _unit_rows),
+    "knn": Estimator(_knn("KNeighborsClassifier"), _NEIGHBORS, _unit_rows),
 }
 
 # one strength suits the TF-IDF of all texts, so that inner folds choose the slope alone
 _LOGREG_OF_TEXTS = Estimator(lambda: LogisticRegression(C=10.0, max_iter=1_000), {"C": (10.0,)})
 
 TABLE: Mapping[str, Mapping[str, Estimator]] = {
-    "classification": _CLASSIFIERS
-    | {"lightgbm": Estimator(lambda: _lightgbm("LGBMClassifier"), _TREES)},
+    "classification": _CLASSIFIERS | {"lightgbm": Estimator(_lightgbm("LGBMClassifier"), _TREES)},
     "multilabel": _CLASSIFIERS,  # one classifier for each class, against the rest
     "regression": {
         "ridge": Estimator(Ridge, {"alpha": (100.0, 10.0, 1.0, 0.1, 0.01)}, _unit_rows),
-        "knn": Estimator(lambda: _knn("KNeighborsRegressor"), _NEIGHBORS, _unit_rows),
-        "lightgbm": Estimator(lambda: _lightgbm("LGBMRegressor"), _TREES),
+        "knn": Estimator(_knn("KNeighborsRegressor"), _NEIGHBORS, _unit_rows),
+        "lightgbm": Estimator(_lightgbm("LGBMRegressor"), _TREES),
     },
 }
 """The estimators of each task by name; together :data:`~embedkit.choices.ESTIMATORS`."""

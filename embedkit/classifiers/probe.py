@@ -53,9 +53,8 @@ from embedkit.runs.cross_validation import (
     held_out_predictions,
 )
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, write_results
-from embedkit.runs.intervals import Metric, Score, influences, paired, scored
+from embedkit.runs.intervals import Estimate, Score, estimates
 from embedkit.runs.metrics import Threshold, beta_of, check_metric
-from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.scores import beside, metrics_of
 from embedkit.runs.split import Split
@@ -439,20 +438,19 @@ class Candidates(NamedTuple):
             cost=fits.cost,
         )
 
-    def score(self, problem: Problem, folds: Sequence[FoldFit]) -> Score:
-        """The score of the fits of all folds with its interval."""
+    def estimate(
+        self, problem: Problem, folds: Sequence[FoldFit], *, baseline: bool = False
+    ) -> Estimate:
+        """The metric of the fits of all folds, or of the majority on the same records."""
         p = held_out_predictions(folds, problem)
-        metric = {"": self._metric(p)}
-        return scored(metric, p.group, influences(metric, p.group))[""]
-
-    def _metric(self, predictions: Predictions, *, baseline: bool = False) -> Metric:
-        return metrics_of(predictions, beta=beta_of(self.metric), baseline=baseline)[self.metric]
+        p = p.majority(problem.prior) if baseline else p
+        metric = metrics_of(p, beta=beta_of(self.metric), baseline=baseline)[self.metric]
+        return estimates({"": metric}, p.group)[""]
 
     def nested(self, problem: Problem, fits: Fits) -> ReportedScore:
         """The score of the views that inner folds choose, beside that of the majority."""
-        p = held_out_predictions(fits.folds, problem)
-        majority = {"": self._metric(p.majority(problem.prior), baseline=True)}
-        return beside(majority, {"": self._metric(p)}, p.group)[""]
+        majority = self.estimate(problem, fits.folds, baseline=True)
+        return beside(self.estimate(problem, fits.folds), majority)
 
     def over_last(self, problem: Problem, fits: Fits) -> Score | None:
         """The nested score less that of the last layer, whose pooling the inner folds choose.
@@ -466,24 +464,20 @@ class Candidates(NamedTuple):
         # the last layer has the same choice of pooling as all candidates have, or the gain would be
         # too high
         baseline = best_of_folds(fits.final[name] for name in last)
-        both = [held_out_predictions(folds, problem) for folds in (fits.folds, baseline)]
-        first, second = map(self._metric, both)
         # of both on the same units, so that the interval is that of a paired difference
-        unit = both[0].group
-        moved = influences({0: first, 1: second}, unit)
-        test = paired(first, second, unit=unit, moved=[*moved.values()])
+        test = self.estimate(problem, fits.folds).less(self.estimate(problem, baseline))
         return Score(test.value, test.low, test.high)
 
     def of_view(self, name: str, problem: Problem, fits: Fits) -> ViewScore:
         """The score of a candidate, beside that of the control task."""
         folds, control = fits.final[name], problem._replace(target=self.control)
-        score = self.score(problem, folds)
-        random = self.score(control, [fold.model.control for fold in folds]).value
+        score = self.estimate(problem, folds).score
+        random = self.estimate(control, [fold.model.control for fold in folds]).value
         curves = [fold.model.curve for fold in folds]
         points = [[c[i] for c in curves] for i in self.curve if all(i in c for c in curves)]
         # of few records several fractions are the same ones
         by_size = {round(np.mean([n for n, _ in p])): [fit for _, fit in p] for p in points}
-        curve = tuple((n, self.score(problem, fitted)) for n, fitted in by_size.items())
+        curve = tuple((n, self.estimate(problem, fitted).score) for n, fitted in by_size.items())
         # how often a view would be chosen among views, and a combination among combinations: among
         # all of them single views might have none, though the table asks which layer is best
         kind = self.names if name in self.names else [c.name for c in self.combinations]
@@ -530,7 +524,7 @@ def _untrained(
             problem = problem._replace(units=replace(units, inputs=X.__getitem__))
             fits = [partial(fit_fold, problem, *s, settings) for s in problem.split.subsets()]
             fitted = [*map(_without_model, side_by_side(fits, threads=settings.threads))]
-            scores[name] = (*scores.get(name, ()), method.score(problem, fitted).value)
+            scores[name] = (*scores.get(name, ()), method.estimate(problem, fitted).value)
             step()
     return scores
 

@@ -30,13 +30,7 @@ from embedkit.display import count_text
 from embedkit.errors import CorpusError, MismatchError, UsageError, did_you_mean
 from embedkit.remote import address_of
 from embedkit.runs.folder import read_run
-from embedkit.runs.predictions import (
-    ROUNDING,
-    Predictions,
-    fold_names,
-    invalid_proba,
-    read_predictions,
-)
+from embedkit.runs.predictions import Predictions, fold_names, invalid_proba, read_predictions
 from embedkit.runs.run import Cost, FinetuneRun, PredictionRun, ProbeRun
 from embedkit.runs.split import TEST
 from embedkit.types import AnyPath, Float64, Int64, ProgressCallback, no_progress, steps
@@ -124,6 +118,8 @@ def read_runs(
             "on the records of the folds alone"
         )
         runs = _of_some(runs, lambda p: p.out_of_fold)
+        # nor is anything said of a test set that is not compared
+        runs = [run._replace(content=replace(run.content, test_set=None)) for run in runs]
     runs = _with_shared_words(runs)
     for run in runs[1:]:
         _check_same(runs[0], run)
@@ -258,7 +254,7 @@ def _predicted(
     classes = records.classes
     if not classes:
         return records.with_proba(numbers("y_pred"))
-    sets, y_pred = None, None
+    y_pred, certain = None, np.empty(0)
     if "y_pred" in cells:
         # the parts of a set are spelled as single labels are
         named = [
@@ -271,19 +267,17 @@ def _predicted(
                 f"{unknown[0]!r}; expected {', '.join(classes[:10])}."
             )
         sets = set_numbers([[*map(str, labels)] for labels in named], classes)
-        y_pred = sets if records.of_sets else sets.argmax(1)
+        y_pred, certain = sets if records.of_sets else sets.argmax(1), sets.astype(np.float64)
     if f"proba_{classes[0]}" in cells:
         proba = np.stack([numbers(f"proba_{label}") for label in classes], axis=1)
-        tolerance = np.inf if records.of_sets else ROUNDING
-        if problem := invalid_proba(records.row, proba, tolerance=tolerance):
+        if problem := invalid_proba(records.row, proba, sets=records.of_sets):
             raise UsageError(f"{path}: {problem}; expected numbers from 0 to 1 with the sum 1.")
         return records.with_proba(proba, y_pred)
     logger.warning(
         f"{path} has no probabilities: log-loss, Brier score and ROC-AUC take its decisions for "
         "certain"
     )
-    assert sets is not None
-    return records.with_proba(sets.astype(np.float64), y_pred)
+    return records.with_proba(certain, y_pred)
 
 
 def _with_shared_words(runs: list[LoadedRun]) -> list[LoadedRun]:

@@ -30,7 +30,7 @@ from embedkit.comparison.load import (
 )
 from embedkit.display import Shown
 from embedkit.errors import UsageError
-from embedkit.runs.intervals import Difference, Score, holm, influences, paired_test, scored
+from embedkit.runs.intervals import Difference, Estimate, Score, estimates, holm
 from embedkit.runs.metrics import COMPARED, LOWER_IS_BETTER, beta_of, is_percent, named_metric
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
@@ -438,32 +438,26 @@ def scores_and_differences(
     if not predictions:
         return {}, {}
     scores: dict[str, dict[str, Score]] = {}
-    influence = []
+    compared: dict[str, Estimate] = {}
     step = steps(progress, "scoring", len(predictions), "methods")
     for name, records in predictions.items():
         metrics = metrics_of(records, beta=beta_of(metric), baseline=name == MAJORITY)
         shown = {m: values for m, values in metrics.items() if m == metric or m in COMPARED}
-        # all methods have the same units and the default seed, so that their blocks are the same:
-        # this is what pairs them
-        moved = influences(shown, records.group)
-        scores[name] = scored(shown, records.group, moved)
-        influence.append(moved[metric])
+        estimated = estimates(shown, records.group)
+        scores[name] = {m: estimate.score for m, estimate in estimated.items()}
+        compared[name] = estimated[metric]
         step()
-    values = np.array([by_metric[metric].value for by_metric in scores.values()])
     # always the class frequencies: right on average by construction, so that 0 would be no merit
     if "calibration_error" in scores.get(MAJORITY, {}):
         scores[MAJORITY]["calibration_error"] = Score(np.nan, np.nan, np.nan)
-    # both are the same for all methods
-    units, scale = shown[metric].units(records.group), shown[metric].scale
-    together, names = np.stack(influence, axis=1), list(scores)
-    pairs = [[*pair] for pair in combinations(range(len(names)), 2)]
-    tests = [paired_test(values[pair], together[:, pair], scale, units) for pair in pairs]
+    pairs = [*combinations(compared, 2)]
+    tests = [compared[a].less(compared[b]) for a, b in pairs]
     differences: dict[tuple[str, str], Difference] = {}
     for (a, b), test, p in zip(pairs, tests, holm([test.p for test in tests]), strict=True):
-        differences[names[a], names[b]] = replace(test, p_corrected=p)
+        differences[a, b] = replace(test, p_corrected=p)
         # the other way round the ends change places; 0 - x, for there is no -0
         turned = Difference(0 - test.value, 0 - test.high, 0 - test.low, test.p, p)
-        differences[names[b], names[a]] = turned
+        differences[b, a] = turned
     return scores, differences
 
 

@@ -141,15 +141,36 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
     return influence
 
 
-def scored(
-    metrics: Mapping[Key, Metric], unit: Int64, moved: Mapping[Key, Float64]
-) -> dict[Key, Score]:
-    """Return metrics of all records with their 95 % intervals; ``moved`` are the influences."""
-    scores = {}
-    for name, influence in moved.items():
-        value = metrics[name].value(len(unit))
-        scores[name] = Score(value, *interval(value, influence, metrics[name], unit))
-    return scores
+class Estimate(NamedTuple):
+    """A metric of some records and the influences of their units: what scores and tests need."""
+
+    metric: Metric
+    unit: Int64  # of each record (n,)
+    value: float  # of all records
+    influence: Float64  # (blocks,), of one seed
+
+    @property
+    def score(self) -> Score:
+        """The value with its 95 % interval."""
+        return Score(self.value, *interval(self.value, self.influence, self.metric, self.unit))
+
+    def less(self, other: Estimate) -> Difference:
+        """Return the difference to that of another method on the same records, and its test."""
+        values = np.array([self.value, other.value])
+        moved = np.stack([self.influence, other.influence], axis=1)
+        return paired_test(values, moved, self.metric.scale, self.metric.units(self.unit))
+
+
+def estimates(metrics: Mapping[Key, Metric], unit: Int64) -> dict[Key, Estimate]:
+    """Return metrics of all records; ``unit`` ``(n,)`` is the sampling unit of each.
+
+    Blocks of many units are always of the same seed: every command has the same intervals, and
+    methods on the same units have the same blocks, which is what pairs them.
+    """
+    return {
+        name: Estimate(metrics[name], unit, metrics[name].value(len(unit)), influence)
+        for name, influence in influences(metrics, unit).items()
+    }
 
 
 def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> tuple[float, float]:
@@ -259,15 +280,6 @@ def _explained(value: float, margin: float) -> tuple[float, float]:
 
 # of fractions and areas it is the log-odds
 _SCALES = {"correlation": _fisher, "error": _power, "explained": _explained}
-
-
-def paired(first: Metric, second: Metric, *, unit: Int64, moved: Sequence[Float64]) -> Difference:
-    """Return the difference of a metric of two methods on the same records, and its test.
-
-    ``moved`` are the influences of the units on each, of one seed.
-    """
-    values = np.array([first.value(len(unit)), second.value(len(unit))])
-    return paired_test(values, np.stack(moved, axis=1), first.scale, first.units(unit))
 
 
 def paired_test(

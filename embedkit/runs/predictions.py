@@ -35,7 +35,7 @@ _FILE, _INNER_FILE = "predictions.parquet", "inner_predictions.parquet"
 _COLUMNS = {"row": pa.int64(), "id": pa.string(), "group": pa.int64(), "fold": pa.string()}
 _ADVICE = "Make the run again."
 # probabilities that other tools write have few digits, and sum to 1 only so far
-ROUNDING = 1e-3
+_ROUNDING = 1e-3
 _ARRAYS = ("row", "group", "fold", "y", "proba", "y_pred", "word")
 _MOST_FOLDS = 1 << 15  # splits hold int16
 
@@ -157,7 +157,7 @@ class Subset:
 
     units: Units
     group: Int64  # sampling unit: records of the same text have the same
-    target: Target  # by the classes of the training records; empty without labels
+    target: Target  # by the classes of the training records
     content: TestSetContent | None = None  # of a test set of its own
 
     @classmethod
@@ -186,15 +186,12 @@ class Subset:
     ) -> Predictions:
         """Return predictions with these probabilities ``(m, classes)``, or values ``(m,)``."""
         units, target = self.units, self.target
-        shape = (len(units), *target.y.shape[1:])
-        # a test set without labels is predicted all the same; -1 and NaN are never scored
-        unknown = np.full(shape, -1) if target.classes else np.full(shape, np.nan)
         return Predictions(
             row=units.row,
             ids=tuple(map(str, units.ids)),
             group=self.group,
             fold=np.full(len(units), fold),
-            y=target.y if len(target.y) else unknown,
+            y=target.y,  # of a test set it may have no labels: -1 and NaN are never scored
             proba=proba,
             y_pred=decide(proba, threshold=threshold, sets=target.of_sets),
             classes=target.classes,
@@ -316,17 +313,18 @@ def _problem(p: Predictions) -> str:
         return "row is negative"
     if not p.classes:
         return "" if np.isfinite(p.y_pred).all() else "y_pred is not finite"
-    # probabilities of sets are one for each class, and need not sum to 1
-    tolerance = np.inf if p.of_sets else ROUNDING
-    if problem := invalid_proba(p.row, p.proba, tolerance=tolerance):
+    if problem := invalid_proba(p.row, p.proba, sets=p.of_sets):
         return problem
     return "" if (p.y_pred >= 0).all() else "y_pred holds null"
 
 
-def invalid_proba(row: Int64, proba: Float64, *, tolerance: float) -> str:
-    """Return a message if probabilities ``(n, classes)`` of rows are invalid, else ""."""
+def invalid_proba(row: Int64, proba: Float64, *, sets: bool, tolerance: float = _ROUNDING) -> str:
+    """Return a message if probabilities ``(n, classes)`` of rows are invalid, else "".
+
+    Those of ``sets`` are one for each class, and need not sum to 1.
+    """
     wrong = ~((proba >= 0) & (proba <= 1)).all(axis=1)  # NaN too
-    wrong |= np.abs(proba.sum(axis=1) - 1) > tolerance
+    wrong |= (np.abs(proba.sum(axis=1) - 1) > tolerance) & (not sets)
     if not wrong.any():
         return ""
     return f"row {row[wrong][0]} has invalid probabilities: {proba[wrong][0].tolist()}"

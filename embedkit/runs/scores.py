@@ -13,12 +13,12 @@ whole entities, which are runs of tags and not single labels (:class:`Entities`)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import numpy as np
 
-from embedkit.runs.intervals import Key, Metric, influences, paired, scored
+from embedkit.runs.intervals import Estimate, Metric, estimates
 from embedkit.runs.metrics import beta_of, metrics_for, ratio
 from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import ClassScore, PredictionRun, ReportedScore
@@ -97,27 +97,17 @@ def reported_scores(
     reported = {}
     for name, index in _scored_subsets(predictions).items():
         subset = predictions.take(index)
-        majority = metrics_of(baseline.take(index), beta=beta, baseline=True)
-        reported[name] = beside(majority, metrics_of(subset, beta=beta), subset.group)
+        scored = estimates(metrics_of(subset, beta=beta), subset.group)
+        metrics = metrics_of(baseline.take(index), beta=beta, baseline=True)
+        guessed = estimates(metrics, subset.group)
+        reported[name] = {metric: beside(scored[metric], guessed[metric]) for metric in scored}
     return reported
 
 
-def beside(
-    majority: Mapping[Key, Metric], metrics: Mapping[Key, Metric], unit: Int64
-) -> dict[Key, ReportedScore]:
-    """Return metrics with their intervals, each beside the baseline's on the same records.
-
-    ``unit`` ``(n,)`` is the sampling unit of each record. Blocks of many units are always of the
-    same seed, so that every command has the same interval.
-    """
-    moved, guessed = influences(metrics, unit), influences(majority, unit)
-    scores = scored(metrics, unit, moved)
-    reported = {}
-    for name, score in scores.items():
-        test = paired(metrics[name], majority[name], unit=unit, moved=[moved[name], guessed[name]])
-        value = majority[name].value(len(unit))
-        reported[name] = ReportedScore(**asdict(score), majority=value, p=test.p)
-    return reported
+def beside(estimate: Estimate, majority: Estimate) -> ReportedScore:
+    """Return a metric with its interval, beside that of the baseline on the same records."""
+    test = estimate.less(majority)
+    return ReportedScore(**asdict(estimate.score), majority=majority.value, p=test.p)
 
 
 def class_scores(predictions: Predictions) -> dict[str, tuple[ClassScore, ...]]:

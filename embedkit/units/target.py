@@ -107,9 +107,9 @@ class Target:
         return target
 
     def like(self, labels: Sequence[str | None] | None, *, rows: Int64, name: str) -> Self:
-        """Return the target for further labels by these classes; empty where there are none."""
+        """Return the target for further labels by these classes; all may be missing, or none."""
         if labels is None or not any_label(labels):
-            return replace(self, y=self.y[:0])
+            return self._filled([None] * len(rows), rows, name)
         for label, row in zip(labels, rows, strict=True):
             # half of the labels would score half of the records under the name of all
             if label is None or not (self.separator or has_label(label)):

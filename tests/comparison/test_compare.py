@@ -647,7 +647,7 @@ def test_a_submission_that_lacks_records_says_so(tmp_path: Path) -> None:
 def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
     tmp_path: Path, notes: list[str]
 ) -> None:
-    own = TestSetContent(source=("t",), rejected=0, seen_texts=0)
+    own = TestSetContent(source=("t",), rejected=0, seen_texts=3)
     random = np.random.default_rng(0)
     y = random.integers(2, size=50)
     proba = random.dirichlet([1, 1], size=(2, 50))
@@ -659,6 +659,7 @@ def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
     found = compare([with_test, without])
     assert any("folds alone" in note for note in notes)
     assert found.counts == {"folds": 40, "test": 0}
+    assert not found.seen_texts  # of which none is compared
     plain = compare([shared, without])
     scores = [
         {row.name.replace("c", "a"): row.scores for row in one.rows if row.path}

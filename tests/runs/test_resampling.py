@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from embedkit.runs.intervals import BLOCKS, Metric, holm, influences, interval, paired, paired_test
+from embedkit.runs.intervals import (
+    BLOCKS,
+    Metric,
+    estimates,
+    holm,
+    influences,
+    interval,
+    paired_test,
+)
 from embedkit.runs.metrics import METRICS, metrics_for
 from tests.run_fixtures import scores_of
 
@@ -109,10 +117,10 @@ def test_one_large_unit_counts_for_little() -> None:
 def test_few_units_make_the_test_timid() -> None:
     random, few = np.random.default_rng(0), np.arange(40) < 5
     metrics = [mean_of(random.normal(size=40) + shift)._replace(rarer=few) for shift in (0, 1)]
-    moved = list(influences(dict(enumerate(metrics)), np.arange(40)).values())
-    values = np.array([metric.value(40) for metric in metrics])
-    found: Any = paired(*metrics, unit=np.arange(40), moved=moved)
-    free: Any = paired_test(values, np.stack(moved, axis=1))
+    first, second = estimates(dict(enumerate(metrics)), np.arange(40)).values()
+    found: Any = first.less(second)
+    values, moved = zip(*((each.value, each.influence) for each in (first, second)), strict=True)
+    free: Any = paired_test(np.array(values), np.stack(moved, axis=1))
     assert free.p < found.p / 2
     # where no unit has an influence, too
     ps: list[Any] = [paired_test(np.eye(2)[0], np.zeros((40, 2)), units=n).p for n in (40, 5)]

@@ -112,7 +112,8 @@ def some_predictions(classes: tuple[str, ...], labelled: bool) -> Predictions:
     for fold in (1, 0, TEST):
         index = np.flatnonzero(np.arange(12) % 3 == fold % 3)
         proba = random.dirichlet([1, 1], size=4) if classes else random.normal(size=4)
-        target = Target(y[index] if fold != TEST or labelled else y[:0], classes)
+        unknown = np.full(4, -1 if classes else np.nan)
+        target = Target(y[index] if fold != TEST or labelled else unknown, classes)
         subset = Subset(units=units.take(index), group=row[index], target=target)
         threshold = 0.3 if classes else None
         subsets.append(subset.predictions(proba, fold=fold, threshold=threshold))
