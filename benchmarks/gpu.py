@@ -35,8 +35,8 @@ from torch import Tensor
 from benchmarks.made_up import WORDS, lengths_around, made_up_texts, save_checkpoint
 from benchmarks.measure import describe, in_turn, product_rate, table
 from embedkit.encoding.checkpoint import quiet_transformers
-from embedkit.encoding.encoder import Encoder, choose_precision
-from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel, choose_precision
 from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.shard import cut_batches
 from embedkit.encoding.views import View, parse_view

@@ -234,8 +234,8 @@ class Predictor(Reloaded):
             if self._spans != SENTENCES:
                 columns = ", ".join(self._spans)
                 raise UsageError(
-                    f"{self.run} labels spans, which {columns} of its corpus told. Predict a corpus "
-                    "that has them, or give start and end of each to predict_words()."
+                    f"{self.run} labels spans, which {columns} of its corpus told. Predict a "
+                    "corpus that has them, or give start and end of each to predict_words()."
                 )
             spans = list(map(sentence_spans, texts))
         units, nothing = Units.of_texts(texts), [None] * len(texts)

@@ -26,8 +26,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedkit.choices import Pooling
-from embedkit.encoding.encoder import Encoder, choose_precision
-from embedkit.encoding.model import PlainModel, choose_device
+from embedkit.encoding.encoder import Encoder
+from embedkit.encoding.model import PlainModel, choose_device, choose_precision
 from embedkit.encoding.packed import PackedModel
 from embedkit.encoding.pooling import POOLERS, PackedTokens, combine_layers
 from embedkit.encoding.shard import cut_batches

@@ -296,7 +296,7 @@ def test_a_run_on_spans_predicts_the_spans_of_other_texts(tmp_path: Path) -> Non
     # words between white space are not what it was trained on
     with pytest.raises(UsageError, match="labels spans, which at of its corpus told"):
         runs["at"].predict_words(texts[0])
-    assert [w.text for w in runs["at"].predict_words(texts[0], spans=[(0, 4)])] == ["good"]
+    assert [w.text for w in runs["at"].predict_words(texts[:1], spans=[[(0, 4)]])[0]] == ["good"]
     with pytest.raises(CorpusError, match="no such column"):
         predict_file(tmp_path / "of at", write_frame(frame[["text"]], tmp_path / "bare.tsv"))
     words = extract_tiny(frame[["text"]], tmp_path / "words", words="mean").out
