@@ -379,8 +379,8 @@ def explore(dataset: Path, view: str | None, progress: ProgressCallback, **setti
     """Write a page that shows texts as points, layer by layer.
 
     The page is one HTML file with search, colours, selections and nearest neighbours. It states the
-    fraction of neighbours that the picture keeps and, above 20,000 records, the recall of the index
-    that finds them. Layouts are openTSNE's; each begins where that of the layer beside it ended.
+    fraction of neighbours that the picture keeps. Layouts are openTSNE's; each begins where that of
+    the layer beside it ended.
     """
     picture = embedkit.explore(dataset, view=names_of(view) or None, progress=progress, **settings)
     return Result(picture, lambda: _text(picture))

@@ -10,8 +10,8 @@ What is notable:
   where its neighbour ended and is turned onto it, so that points move no further than layers do.
 - The neighbours of a view are found once: they attract points in t-SNE, the page lists the nearest
   of them, and they tell how much the layout keeps and how well labels stand apart.
-- Up to 20,000 points are compared in full. Of more, 8 bits propose candidates; the recall that the
-  page states is measured against exact neighbours of 1,000 points.
+- All points are compared with all, as products of matrices. Inverted lists of 8 bits, which passed
+  over most pairs, took half as long again for 100,000 points, and missed some neighbours.
 - Points stand in the page in the order of a curve through the first layout: coordinates take two
   bytes, neighbours are near on the curve, and their differences compress well.
 """
@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embedkit import pages
 from embedkit.arguments import accepts
@@ -120,10 +121,6 @@ def column_of(name: str, values: Sequence[Any]) -> Column:
 
 ATTRACTING, _PERPLEXITY = 15, 10
 """Number of neighbours that attract a point; further ones count less."""
-# points up to which all are compared with all
-_EXACT = 20_000
-# points whose true neighbours measure the recall of the faster search, and lists of it
-_PROBED, _CELLS = 1_000, 512
 _TREE = 5_000  # points up to which openTSNE's tree is faster than its grid
 _EARLY, _FIRST, _NEXT, _ROUND = 250, 500, 250, 50  # iterations
 
@@ -133,63 +130,35 @@ class Near(NamedTuple):
 
     indices: Int64  # ``(n, k)``
     cosines: Float32
-    probed: Int64  # ``(m,)`` points whose neighbours were searched exactly
-    exact: Int64  # ``(m, k)`` their nearest points
-
-    @property
-    def recall(self) -> float:
-        """Fraction of the true neighbours of the probed points that were found."""
-        return float(shared_neighbours(self.indices[self.probed], self.exact).mean())
 
 
-def nearest_points(unit: Float32, k: int, *, seed: int = 0) -> Near:
-    """Find the nearest points of every point; ``unit`` has rows of length 1.
-
-    Up to 20,000 points are compared with each other in full. Of more, an inverted file of vectors
-    of 8 bits proposes candidates, which are compared in full.
-    """
-    n, width = unit.shape
-    k = min(k, n - 1)
-    probed = np.arange(n)
+def nearest_points(unit: Float32, k: int) -> Near:
+    """Find the nearest points of every point; ``unit`` has rows of length 1."""
     with faiss_with_threads(usable_cores()) as faiss:
-        index = faiss.IndexFlatIP(width)
+        index = faiss.IndexFlatIP(unit.shape[1])
         index.add(unit)
         # one more than k, since each point finds itself
-        if n <= _EXACT:
-            near = _others(index.search(unit, k + 1), probed)
-            return Near(*near, probed, near[0])
-        chosen = np.sort(np.random.default_rng(seed).choice(n, _PROBED, replace=False))
-        exact, _ = _others(index.search(unit[chosen], k + 1), chosen)
-        # by distance, whose order among vectors of length 1 is that of cosines
-        quick = faiss.index_factory(width, f"IVF{_CELLS},SQ8,RFlat", faiss.METRIC_L2)
-        quick.train(unit)
-        quick.add(unit)
-        # four times as many candidates by their 8 bits, of which
-        # full vectors choose; 64 of 512 lists
-        quick.k_factor = 4
-        faiss.extract_index_ivf(quick.base_index).nprobe = 64
-        squares, indices = quick.search(unit, k + 1)
-        # the cosine of unit vectors by their squared distance
-        return Near(*_others((1 - squares / 2, indices), probed), chosen, exact)
+        cosines, indices = index.search(unit, min(k + 1, len(unit)))
+    return Near(*_others(indices, cosines))
 
 
-def _others(neighbours: tuple[Float32, Int64], points: Int64) -> tuple[Int64, Float32]:
-    """Neighbours without the point itself, which copies of it may have crowded out."""
-    cosines, indices = neighbours
-    self_ = indices == points[:, None]
+def _others(indices: Int64, values: NDArray[Any]) -> tuple[Int64, NDArray[Any]]:
+    """Neighbours of all points without the point itself, which copies of it may crowd out."""
+    self_ = indices == np.arange(len(indices))[:, None]
     # each row must lose one neighbour: the farthest, if it does not have itself
     self_[~self_.any(axis=1), -1] = True
-    shape = (len(points), indices.shape[1] - 1)
-    return indices[~self_].reshape(shape), cosines[~self_].reshape(shape)
+    shape = (len(indices), indices.shape[1] - 1)
+    return indices[~self_].reshape(shape), values[~self_].reshape(shape)
 
 
 def kept_neighbours(near: Near, points: Float32, *, k: int = 10) -> float:
     """Return the fraction of the nearest points in full width that are nearest in a layout too."""
     from scipy.spatial import cKDTree
 
-    k = min(k, near.exact.shape[1])
-    neighbours, _ = _others(cKDTree(points).query(points[near.probed], k + 1), near.probed)
-    return float(shared_neighbours(near.exact[:, :k], neighbours).mean())
+    k = min(k, near.indices.shape[1])
+    distances, neighbours = cKDTree(points).query(points, k + 1)
+    neighbours, _ = _others(neighbours, distances)
+    return float(shared_neighbours(near.indices[:, :k], neighbours).mean())
 
 
 def lay_out(
@@ -297,8 +266,7 @@ class Explored(Shown):
 
     A row of ``views`` has ``view``, ``layer``, ``title`` (which labels stand apart), and fractions
     of the ten nearest neighbours in full width: ``kept``, which are among the ten nearest on the
-    page, ``same_label``, which have the label of their point (NaN without labels), and ``recall``,
-    which the search found (1 up to 20,000 points).
+    page, and ``same_label``, which have the label of their point (NaN without labels).
     """
 
     page: Path
@@ -436,7 +404,7 @@ def _drawn(
         # the vectors of one view at a time are in memory
         unit = unit_rows(load(dataset, views[number]).reader.vectors_at(indices))
         progress(Progress("finding neighbours", 0))
-        near = nearest_points(unit, ATTRACTING, seed=seed)
+        near = nearest_points(unit, ATTRACTING)
         points = lay_out(
             unit,
             near,
@@ -453,7 +421,6 @@ def _drawn(
             "title": title,
             "kept": kept_neighbours(near, points, k=_KEPT_OF),
             "same_label": same,
-            "recall": near.recall,
         }
         drawn[number] = row, points, near
     return [drawn[i] for i in range(len(views))]
@@ -578,18 +545,18 @@ def _same_label(near: Near, label: Column | None, view: str) -> tuple[float, str
     """
     layer = split_view(view)[1]
     title = f"Layer {layer}" if layer.isdigit() else view
-    mine, theirs = near.probed[:, None], near.exact[:, :_KEPT_OF]
+    theirs = near.indices[:, :_KEPT_OF]
     # points without a label agree with nobody and disagree with nobody
     unlabelled = math.nan, f"{title}: {len(near.indices):,} texts"
     if label is None:
         return unlabelled
-    pairs = label.known[mine] & label.known[theirs]
-    same = (label.values[theirs] == label.values[mine]) & pairs
+    pairs = label.known[:, None] & label.known[theirs]
+    same = (label.values[theirs] == label.values[:, None]) & pairs
     total = int(label.known.sum())
     ways: dict[str, float] = {}
     for number, (name, n) in enumerate(zip(label.names, label.counts, strict=True)):
         # chance: how many of its neighbours would have the label if they were any points
-        rows, chance = label.values[near.probed] == number, (n - 1) / max(total - 1, 1)
+        rows, chance = label.values == number, (n - 1) / max(total - 1, 1)
         if pairs[rows].any() and chance < 1:  # no pair is of points without a label
             ways[name] = (same[rows].sum() / pairs[rows].sum() - chance) / (1 - chance)
     if not ways:  # all have one label, or no two neighbours have labels

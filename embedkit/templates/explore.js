@@ -730,8 +730,7 @@
   legend();
   const named = (number) => (/^\d+$/.test(names[number]) ? `layer ${names[number]}` : names[number]);
   go = layerControl(names.map((_, number) => named(number)), data.start, show);
-  const recall = Math.min(...data.views.map((view) => view.recall));
-  by("how").textContent = `Neighbours are the ${data.listed} nearest by cosine in full width${recall < 1 ? ` (the search found ${percent(recall)} or more of them)` : ""}.${data.chance === null ? "" : " A label stands apart if its texts' neighbours have it at least half way from chance to always."}`;
+  by("how").textContent = `Neighbours are the ${data.listed} nearest by cosine in full width.${data.chance === null ? "" : " A label stands apart if its texts' neighbours have it at least half way from chance to always."}`;
   records = await unpackJSON(block("records"));
   texts = await unpackJSON(block("texts"));
   byRow = Uint32Array.from({ length: n }, (_, i) => i).sort((a, b) => records.rows[a] - records.rows[b]);
