@@ -50,7 +50,7 @@ from embedkit.corpus.records import CorpusReader
 from embedkit.dataset.extract import run_plan
 from embedkit.dataset.parquet import FACTS, shard_bytes
 from embedkit.dataset.planning import plan_extract
-from embedkit.dataset.settings import ExtractOptions, tokenizer_settings
+from embedkit.dataset.settings import ExtractOptions
 from embedkit.dataset.shards import ExtractPlan, ledger_of, lengths_of, sentence_columns
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import View, parse_view
@@ -229,7 +229,7 @@ def dump(options: argparse.Namespace, findings: Findings) -> None:
         reading = CorpusOptions(format="lines")
         with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
             encoder = plan.encoder
-            tokenized = encoder.tokenizer.encode(texts, settings=tokenizer_settings(plan.vectors))
+            tokenized = encoder.tokenizer.encode(texts, settings=plan.vectors.tokenization)
             rates: list[float] = []
             size = [0]
 
@@ -335,7 +335,7 @@ def host(options: argparse.Namespace, findings: Findings) -> None:
 
 def _stages(plan: ExtractPlan, texts: Sequence[str]) -> dict[str, float]:
     """Least processor seconds of each stage over all texts, in nine rounds."""
-    tokenizer, settings = plan.encoder.tokenizer, tokenizer_settings(plan.vectors)
+    tokenizer, settings = plan.encoder.tokenizer, plan.vectors.tokenization
     backend, (view,) = tokenizer.hf.backend_tokenizer, plan.views
     least: dict[str, float] = {}
 

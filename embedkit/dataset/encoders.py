@@ -15,7 +15,7 @@ import numpy as np
 
 from embedkit.dataset.fold_models import SeenRecords, find_fold_models, keys_of_texts, load_encoder
 from embedkit.dataset.parquet import cast_for_storage
-from embedkit.dataset.settings import VectorIdentity, different_files, tokenizer_settings
+from embedkit.dataset.settings import VectorIdentity, different_files
 from embedkit.encoding.checkpoint import GIVE_ANOTHER
 from embedkit.encoding.views import parse_layers, parse_view
 from embedkit.errors import MismatchError, ModelError, Option
@@ -160,7 +160,7 @@ class DatasetEncoder:
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, **words: Any
     ) -> TokenizedTexts:
         """Texts tokenized as the dataset's were; ``words`` are ``offsets`` and ``words``."""
-        settings = tokenizer_settings(self.settings)
+        settings = self.settings.tokenization
         tokens = self.encoder.tokenizer.encode(texts, pairs, settings=settings, **words)
         self.cut += int(tokens.cut.sum())
         return tokens

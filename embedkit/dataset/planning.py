@@ -35,7 +35,6 @@ from embedkit.dataset.settings import (
     StorageRecord,
     VectorOptions,
     VectorSettings,
-    tokenizer_settings,
 )
 from embedkit.dataset.shards import ExtractPlan, environment_of
 from embedkit.encoding.checkpoint import Checkpoint
@@ -166,7 +165,7 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
         batch_tokens=encoder.batch_tokens,
     )
     # called for its error alone: too few tokens for a text, or a stride as wide as a window
-    encoder.tokenizer.room(tokenizer_settings(vectors), paired=corpus.text_pair is not None)
+    encoder.tokenizer.room(vectors.tokenization, paired=corpus.text_pair is not None)
     job = Job(_job_settings(corpus, checkpoint, vectors, settings, seen), environment)
     return ExtractPlan(
         corpus, encoder, target, views, token_layers, job, settings, load, threads, seen

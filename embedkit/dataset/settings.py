@@ -181,6 +181,11 @@ class VectorSettings(VectorOptions):
         stored = {"sentences": True, "words": self.words is not None, "tokens": self.tokens}
         return [name for name, is_stored in stored.items() if is_stored]
 
+    @property
+    def tokenization(self) -> TokenizerSettings:
+        """Lengths, windows and prefix."""
+        return TokenizerSettings(self.max_length, self.on_long, self.stride, self.prefix)
+
     def columns_of(self, table: str) -> dict[str, int]:
         """Width of every vector column of a table, by column name, in the order of layers."""
         if table == "sentences":
@@ -296,8 +301,3 @@ class JobSettings:
     def vector_settings(self) -> VectorIdentity:
         """Everything that shapes a vector."""
         return VectorIdentity.of(self.vectors, model=self.model, storage=self.storage.profile)
-
-
-def tokenizer_settings(options: VectorSettings) -> TokenizerSettings:
-    """Return lengths, windows and prefix."""
-    return TokenizerSettings(options.max_length, options.on_long, options.stride, options.prefix)

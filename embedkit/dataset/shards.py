@@ -42,13 +42,7 @@ from embedkit.dataset.format import Receipt
 from embedkit.dataset.job import Job, JobFolder, ShardReader, check_environment
 from embedkit.dataset.parquet import cast_for_storage, kept_neighbours, numbers, shard_bytes
 from embedkit.dataset.reuse import Lengths, OpenSource, ReusedTexts, Source, reused_texts
-from embedkit.dataset.settings import (
-    ExtractOptions,
-    JobSettings,
-    ModelRecord,
-    VectorIdentity,
-    tokenizer_settings,
-)
+from embedkit.dataset.settings import ExtractOptions, JobSettings, ModelRecord, VectorIdentity
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import OnTokens, PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors
@@ -134,7 +128,7 @@ class ExtractPlan:
         return tokenizer.encode(
             [r.text for r in records],
             [str(r.text_pair) for r in records] if self.corpus.text_pair else None,
-            settings=tokenizer_settings(vectors),
+            settings=vectors.tokenization,
             offsets=vectors.tokens or vectors.words is not None,
             words=marked if self.corpus.marks_words else None,
         )
