@@ -36,7 +36,7 @@ from embedkit.dataset.settings import JobSettings
 from embedkit.machine import usable_cores
 from embedkit.records import from_json
 from embedkit.search.exact import nearest
-from embedkit.storage import make_folder, remove_tree
+from embedkit.storage import make_folder, remove
 from embedkit.types import Float32
 
 PACKAGES = ("numpy", "faiss-cpu", "pyarrow")
@@ -67,7 +67,7 @@ def main() -> None:
             SECTIONS[section](folder, asked)
     finally:
         if not asked.keep:
-            remove_tree(folder)
+            remove(folder)
 
 
 def draw(rows: int, width: int, *, seed: int) -> Iterator[Float32]:

@@ -392,7 +392,7 @@ def _making_way(paths: Sequence[Path]) -> Iterator[list[int]]:
         yield done
     finally:
         for path in paths:
-            _remove(_aside(path) if done else path)
+            storage.remove(_aside(path) if done else path)
         _bring_back(paths)
 
 
@@ -402,16 +402,11 @@ def _bring_back(paths: Iterable[Path]) -> None:
         if os.path.lexists(_aside(path)):
             if not os.path.lexists(path):
                 _aside(path).rename(path)
-            _remove(_aside(path))
+            storage.remove(_aside(path))
 
 
 def _aside(path: Path) -> Path:
     return path.parent / f".{path.name}.before"
-
-
-def _remove(path: Path) -> None:
-    is_folder = path.is_dir() and not path.is_symlink()
-    storage.remove_tree(path) if is_folder else storage.remove_file(path)
 
 
 def content_hash(path: Path) -> str:

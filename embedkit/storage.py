@@ -230,25 +230,21 @@ def sync_tree(path: Path) -> None:
         _sync_path(path)
 
 
-def remove_tree(path: Path) -> None:
-    """Delete a folder that embedkit made, if it exists."""
+def remove(path: Path) -> None:
+    """Delete a file, a link or a folder that embedkit made, if it exists."""
     with storage_errors(path):
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
             _sync_path(path.parent)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def empty_folder(path: Path) -> None:
     """Delete the content of a folder that embedkit made."""
     # the mark last: by it whoever comes after a kill knows that the rest is embedkit's
     for inner in sorted(path.iterdir(), key=lambda inner: inner.name == UNFINISHED):
-        remove_tree(inner) if inner.is_dir() else remove_file(inner)
-
-
-def remove_file(path: Path) -> None:
-    """Delete a file if it exists."""
-    with storage_errors(path):
-        path.unlink(missing_ok=True)
+        remove(inner)
 
 
 @contextmanager
@@ -556,7 +552,7 @@ def new_folder(
         if begin is None and not overwrite:
             refuse_unfinished(work, remedy=f"pass {OVERWRITE} to discard it")
         for leftover in list(work.rglob("*.partial")):  # else it would be in SHA256SUMS
-            remove_file(leftover)
+            remove(leftover)
         (begin or empty_folder)(work)
         make_folder(mark)
         try:
@@ -669,7 +665,7 @@ def _end_swap(out: Path) -> None:
         if not os.path.lexists(out / path.name):
             with storage_errors(path):
                 path.rename(out / path.name)
-    remove_tree(out / UNFINISHED)
+    remove(out / UNFINISHED)
 
 
 def _holds_old(work: Path) -> bool:

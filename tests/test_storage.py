@@ -100,7 +100,7 @@ def test_publishing_never_replaces_a_filled_folder(tmp_path: Path) -> None:
     assert (tmp_path / "full/full").exists()
     storage.publish_folder(tmp_path / "new", tmp_path / "free")
     assert (tmp_path / "free/new").exists()
-    storage.remove_tree(tmp_path / "free")
+    storage.remove(tmp_path / "free")
     assert not (tmp_path / "free").exists()
 
 
@@ -240,7 +240,7 @@ def test_a_mark_goes_last_and_leftovers_do_not_stay(
     (tmp_path / "out/files").write_text("damaged")
     storage.check_files(tmp_path / "out", ["file"])  # whose name another one begins with
     (tmp_path / "out" / storage.UNFINISHED).mkdir()
-    monkeypatch.setattr(storage, "remove_file", lambda _: 1 / 0)  # it is killed there
+    monkeypatch.setattr(storage, "remove", lambda _: 1 / 0)  # it is killed there
     with pytest.raises(ZeroDivisionError):
         storage.empty_folder(tmp_path / "out")
     assert (tmp_path / "out" / storage.UNFINISHED).exists()

@@ -392,7 +392,7 @@ class JobFolder:
                 # shards of a table that the dataset has not, which would move along
                 for table in TABLES:
                     if (out / table).is_dir() and not (layout.root / table).exists():
-                        storage.remove_tree(out / table)
+                        storage.remove(out / table)
             storage.publish(layout.root, out, repair=self._damaged is not None)
 
 

@@ -317,7 +317,7 @@ class TableReader:
             problem = storage.unreadable(part, error, advice=advice)
             # without a manifest the copy is no dataset, and is fetched again
             if copied and isinstance(problem, DamagedError):
-                storage.remove_file(Layout(self._path).manifest)
+                storage.remove(Layout(self._path).manifest)
             raise problem from error
 
     def _check_same(self) -> None:

@@ -415,7 +415,7 @@ class FineTuned(NamedTuple):
         model, result = train(fold, start, progress=progress)
         _predict(fold, model, result, choosing, problem)
         self._keep(fold, model, result)
-        storage.remove_tree(fold.work)
+        storage.remove(fold.work)
         return result
 
     def _keep(self, fold: Fold, model: EncoderWithHead, result: FoldResult) -> None:
@@ -423,7 +423,7 @@ class FineTuned(NamedTuple):
         folder, classes, length = self.folder, fold.target.classes, self.tokens.max_length
         final, file = folder / "model" / fold.model, folder / _result_file(fold)
         # a model without a result, or with damaged files, of an attempt that was killed
-        storage.remove_tree(final)
+        storage.remove(final)
         for place in (final, file.parent):
             storage.make_folder(place)
         with saving(final):

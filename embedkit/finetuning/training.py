@@ -433,7 +433,7 @@ class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
         storage.write_durably(folder / _COMPLETE, json.dumps(content).encode())
         for other in self.fold.work.glob("checkpoint-*"):
             if other.name != folder.name:
-                storage.remove_tree(other)
+                storage.remove(other)
         self._saved = time.perf_counter()
 
     @property
@@ -551,7 +551,7 @@ def _last_checkpoint(work: Path) -> Path | None:
     """The newest complete checkpoint; incomplete ones are deleted."""
     for folder in work.glob("checkpoint-*"):
         if not (folder / _COMPLETE).is_file():
-            storage.remove_tree(folder)
+            storage.remove(folder)
     last = get_last_checkpoint(str(work))
     return None if last is None else Path(last)
 

@@ -150,7 +150,7 @@ def resumable_run(
             # nothing but the settings was written: left behind, they would refuse the corrected
             # call
             if [path for path in work.rglob("*") if path.is_file()] == [job]:
-                storage.remove_tree(work)
+                storage.remove(work)
             raise
 
 
