@@ -15,7 +15,6 @@ this machine, or those of a cluster, which all call the same function.
 from __future__ import annotations
 
 import heapq
-import json
 import logging
 import os
 import time
@@ -32,15 +31,7 @@ from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.corpus.records import CorpusReader, ReadCounts, Record
 from embedkit.corpus.sources import ShardRange
-from embedkit.dataset.format import (
-    MANIFEST,
-    Layout,
-    Manifest,
-    Names,
-    Receipt,
-    Totals,
-    read_manifest,
-)
+from embedkit.dataset.format import MANIFEST, Manifest, Names, Receipt, Totals, read_manifest
 from embedkit.dataset.job import Existing, ShardReader, existing_dataset, open_job, totals_of
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.reuse import OpenSource, reused_texts, source_of
@@ -197,7 +188,7 @@ def _make(
     ) as folder:
         # the plan is read or made, and what earlier attempts finished is subtracted
         ranges, counts = folder.plan(plan.corpus, progress)
-        _log(folder.layout, "started")
+        folder.log("started")
         receipts = folder.receipts()
         done = {receipt.shard for receipt in receipts}
         todo = [shard for shard in ranges if shard.number not in done]
@@ -223,7 +214,7 @@ def _make(
         # once more after the last shard, before anything is published
         plan.corpus.check_unchanged()
         seconds = time.monotonic() - started
-        _log(folder.layout, "finished", seconds, len(done), meter.fresh)
+        folder.log("finished", seconds=seconds, shards_found=len(done), tokens=meter.fresh)
         # parts leave the folder as it is: the call without part finds their receipts
         if options.part is None:
             totals = totals_of(counts, receipts)
@@ -310,23 +301,6 @@ class _Meter:
         # records are known since the plan, tokens only of the shards that were begun
         total = self._seen * self._accepted // self._rows if self._rows else None
         self._progress(Progress(self._stage, self._done, total, "tokens"))
-
-
-def _log(layout: Layout, event: str, seconds: float = 0.0, kept: int = 0, tokens: int = 0) -> None:
-    import torch
-
-    entry = {
-        "event": event,
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "seconds": round(seconds, 3),
-        "tokens_encoded": tokens,
-        "shards_found": kept,
-        # runs may differ in these without another result
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "threads": torch.get_num_threads(),
-    }
-    with storage.storage_errors(layout.log), layout.log.open("a") as log:
-        log.write(json.dumps(entry) + "\n")
 
 
 def _warn(counts: ReadCounts, totals: Totals) -> None:

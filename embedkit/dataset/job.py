@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -304,6 +305,25 @@ class JobFolder:
                         storage.link_file(old / name, self.layout.root / name)
                     self.write_receipt(receipt)
         storage.sync_tree(self.layout.root)
+
+    def log(
+        self, event: str, *, seconds: float = 0.0, shards_found: int = 0, tokens: int = 0
+    ) -> None:
+        """Add a line to the log of the job."""
+        import torch
+
+        entry = {
+            "event": event,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "seconds": round(seconds, 3),
+            "tokens_encoded": tokens,
+            "shards_found": shards_found,
+            # runs may differ in these without another result
+            "instructions": torch.backends.cpu.get_cpu_capability(),
+            "threads": torch.get_num_threads(),
+        }
+        with storage.storage_errors(self.layout.log), self.layout.log.open("a") as log:
+            log.write(json.dumps(entry) + "\n")
 
     def names(self, number: int) -> list[str]:
         """Names of the files of a shard, the sentences last."""
