@@ -14,6 +14,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from embedkit import storage
-from embedkit.corpus.records import Record
+from embedkit.corpus.plan import CorpusPlan
+from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.format import text_key, whole_text
 from embedkit.dataset.parquet import check_columns, numbers, read_table, write_parquet
 from embedkit.dataset.settings import FoldRecord
@@ -160,6 +162,28 @@ def find_run_of(model: str | Path) -> SeenRecords | None:
     if folder.parent.name != "model" or not (folder.parent / _FILE).is_file():
         return None
     return _read(folder.parent.parent) if (folder / "config.json").is_file() else None
+
+
+_CHECKED_AT_ONCE = 4_096
+
+
+def check_unseen(seen: SeenRecords | None, model: str, corpus: CorpusPlan) -> None:
+    """Raise if some vectors would be of a model that was trained on the text.
+
+    ``seen`` are the records of the run that is the model; ``None`` for a checkpoint.
+    """
+    inside = find_run_of(model)
+    if seen is None and inside is None:
+        return
+    source = [file.sha256 for file in corpus.files]
+    records = (item for item in CorpusReader(corpus) if isinstance(item, Record))
+    # in parts, so that the corpus need not fit into memory
+    while chunk := list(islice(records, _CHECKED_AT_ONCE)):
+        if seen is not None:
+            seen.check_source(source, chunk)
+            seen.folds_of(keys_of(chunk))
+        elif inside is not None:
+            inside.check_unseen(Path(model).name, chunk)
 
 
 def _read(run: Path) -> SeenRecords:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,8 @@ from embedkit import storage
 from embedkit.choices import Pooling
 from embedkit.corpus.memory import CorpusLike, SourceFile, paths_of, stem_of
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, CorpusSettings, planned_corpus
-from embedkit.corpus.records import CorpusReader, Record
-from embedkit.dataset.fold_models import (
-    SeenRecords,
-    find_fold_models,
-    find_run_of,
-    keys_of,
-    load_encoder,
-)
+from embedkit.corpus.records import CorpusReader
+from embedkit.dataset.fold_models import SeenRecords, check_unseen, find_fold_models, load_encoder
 from embedkit.dataset.format import FORMAT_VERSION, RESERVED, local_dataset
 from embedkit.dataset.job import Job, recorded_precision
 from embedkit.dataset.settings import (
@@ -60,9 +53,6 @@ _SHARD_ROWS = 4_096, 16_384
 
 # a guess instead of a count, since shards may depend on the settings alone
 _TYPICAL_TOKENS = 64
-
-
-_CHECKED_AT_ONCE = 4_096
 
 
 @contextmanager
@@ -145,7 +135,7 @@ def _with_model(corpus: CorpusPlan, target: Path, settings: ExtractOptions) -> E
     # late, since it reads all bytes: mistakes above are found before
     corpus = corpus.hashed()
     # after the hashes, by which it sees whether this is the corpus of the run
-    _check_unseen(seen, settings.model, corpus)
+    check_unseen(seen, settings.model, corpus)
     token_layers = specs if settings.tokens or settings.words else ()
     stride = encoder.max_length // 4 if settings.stride is None else settings.stride
     widths = {view.name: encoder.width_of(view) for view in views}
@@ -234,25 +224,6 @@ def _with_long_texts(settings: ExtractOptions, seen: SeenRecords | None) -> Extr
     if stride is not None and on_long != "window":
         raise UsageError(f"it is for {Option('on_long', 'window')}.", stride=stride)
     return replace(settings, on_long=on_long, stride=stride)
-
-
-def _check_unseen(seen: SeenRecords | None, model: str, corpus: CorpusPlan) -> None:
-    """Raise if some vectors would be of a model that was trained on the text.
-
-    ``seen`` are the records of the run that is the model; ``None`` for a checkpoint.
-    """
-    inside = find_run_of(model)
-    if seen is None and inside is None:
-        return
-    source = [file.sha256 for file in corpus.files]
-    records = (item for item in CorpusReader(corpus) if isinstance(item, Record))
-    # in parts, so that the corpus need not fit into memory
-    while chunk := list(islice(records, _CHECKED_AT_ONCE)):
-        if seen is not None:
-            seen.check_source(source, chunk)
-            seen.folds_of(keys_of(chunk))
-        elif inside is not None:
-            inside.check_unseen(Path(model).name, chunk)
 
 
 def _shard_rows(vectors: VectorSettings, storage: str) -> int:
