@@ -97,18 +97,18 @@ def test_numbers_of_numpy_are_numbers(record: type) -> None:
             assert type(settled) is type(value)
 
 
-@pytest.mark.parametrize(
-    ("value", "hint", "message"),
-    [
-        ("caf\udce9", bool | None, "expected True or False."),
-        (2.5, int | None, "expected a whole number."),
-        (True, int, "expected a whole number."),
-        (3, str | list[str], "expected a text or a list, each a text."),
-        (5, Path | None, "expected a path."),
-        ("a\0b", str | Path | None, "a path has no NUL."),
-        ("x", Split, "expected a Split."),
-    ],
-)
+MESSAGES: list[tuple[Any, Any, str]] = [
+    ("caf\udce9", bool | None, "expected True or False."),
+    (2.5, int | None, "expected a whole number."),
+    (True, int, "expected a whole number."),
+    (3, str | list[str], "expected a text or a list, each a text."),
+    (5, Path | None, "expected a path."),
+    ("a\0b", str | Path | None, "a path has no NUL."),
+    ("x", Split, "expected a Split."),
+]
+
+
+@pytest.mark.parametrize(("value", "hint", "message"), MESSAGES)
 def test_messages_say_what_is_expected(value: Any, hint: Any, message: str) -> None:
     with pytest.raises(UsageError) as error:
         checked_value("name", value, hint)

@@ -508,21 +508,22 @@ def test_options_as_toml_has_them(tmp_path: Path) -> None:
     assert other.line[2] == "--header"
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (("folds = 4", "folds = 'four'"), r"toml:25: \[train.b\] .*--folds"),
-        (("dry-run", "dry-rum"), r"toml:9: \[extract\] .*--dry-rum.*--dry-run"),
-        (("[split]", "[spilt]"), r"toml:30: \[spilt\] .*Did you mean 'split'"),
-        (('"{folds}"', '"{fold}"'), r"\[train.b\] \{fold\}.*mean 'folds'"),
-        (('dataset = "{out}/v"\n', ""), r"\[train.b\] .*DATASET"),
-        (("test = 0.2", "help = true"), r"\[split\] .*--help"),
-        (("[train.a]", "[train.a]\nout = '{out}/../out/b'"), r"\[train.a\] .*as \[train.b\] does"),
-        (("[split]", "[index]\ndataset='d'\n[split]"), r"30: \[index\] has no makes.*"),
-        (("test = 0.2", "test = "), r"recipe.toml is not valid TOML: .*line 32"),
-    ],
-)
-def test_mistakes_have_a_place(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+MISTAKES = {
+    r"toml:25: \[train.b\] .*--folds": ("folds = 4", "folds = 'four'"),
+    r"toml:9: \[extract\] .*--dry-rum.*--dry-run": ("dry-run", "dry-rum"),
+    r"toml:30: \[spilt\] .*Did you mean 'split'": ("[split]", "[spilt]"),
+    r"\[train.b\] \{fold\}.*mean 'folds'": ('"{folds}"', '"{fold}"'),
+    r"\[train.b\] .*DATASET": ('dataset = "{out}/v"\n', ""),
+    r"\[split\] .*--help": ("test = 0.2", "help = true"),
+    r"\[train.a\] .*as \[train.b\] does": ("[train.a]", "[train.a]\nout = '{out}/../out/b'"),
+    r"30: \[index\] has no makes.*": ("[split]", "[index]\ndataset='d'\n[split]"),
+    r"recipe.toml is not valid TOML: .*line 32": ("test = 0.2", "test = "),
+}
+
+
+@pytest.mark.parametrize("message", MISTAKES)
+def test_mistakes_have_a_place(tmp_path: Path, message: str) -> None:
+    change = MISTAKES[message]
     assert change[0] in GOOD
     with pytest.raises(DamagedError, match=message) as caught:
         stages_of(tmp_path, text=GOOD.replace(*change))
@@ -547,20 +548,19 @@ def test_the_recipe_of_the_documentation(tmp_path: Path) -> None:
     assert names == ["extract", "split", "train.tfidf", "train.last_layer"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "settings", "message"),
-    [
-        (GOOD, ("train.seed=1",), r"train\.seed=1.*extract, train.b, split, train.a"),
-        (GOOD, ("corpuss=x",), r"corpuss=x.*Did you mean 'corpus'"),
-        ("[split]\n", ("split=1",), "with STAGE.OPTION"),
-        (GOOD, ("train.c.tune=true",), r"train\.c\.tune.*extract, train.b, split"),
-        (GOOD, ("train.a.sed=1",), r"^--set train\.a\.sed=1: .*--sed"),
-        (GOOD, ("train.a.seed=x",), r"^--set train\.a\.seed=x: .* 'x' is not a valid integer"),
-        ('[extract]\ncorpus = "-"\nout = "v"\n', (), "reads standard input"),
-    ],
-)
-def test_mistakes_in_shared_options_and_on_the_command_line(
-    tmp_path: Path, recipe: str, settings: tuple[str, ...], message: str
-) -> None:
+MISTYPED: dict[str, Any] = {
+    r"train\.seed=1.*extract, train.b, split, train.a": (GOOD, ("train.seed=1",)),
+    r"corpuss=x.*Did you mean 'corpus'": (GOOD, ("corpuss=x",)),
+    "with STAGE.OPTION": ("[split]\n", ("split=1",)),
+    r"train\.c\.tune.*extract, train.b, split": (GOOD, ("train.c.tune=true",)),
+    r"^--set train\.a\.sed=1: .*--sed": (GOOD, ("train.a.sed=1",)),
+    r"^--set train\.a\.seed=x: .* 'x' is not a valid integer": (GOOD, ("train.a.seed=x",)),
+    "reads standard input": ('[extract]\ncorpus = "-"\nout = "v"\n', ()),
+}
+
+
+@pytest.mark.parametrize("message", MISTYPED)
+def test_mistakes_in_shared_options_and_on_the_command_line(tmp_path: Path, message: str) -> None:
+    recipe, settings = MISTYPED[message]
     with pytest.raises(UsageError, match=message):
         stages_of(tmp_path, *settings, text=recipe)

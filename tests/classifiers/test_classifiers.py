@@ -273,19 +273,19 @@ def test_a_regression_does_not_depend_on_unit_and_zero(name: str) -> None:
         assert np.abs((found - zero) / factor - plain).mean() < 0.1 * plain.std()
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("sklearn.svm:LinearSvc", "LinearSvc"),
-        ("sklearn.nothing:LinearSVC", "sklearn.nothing"),
-        ("sklearn.preprocessing:StandardScaler", "task='classification'"),
-        ("sklearn.linear_model:Lasso", "task='classification'"),
-        ("sklearn.ensemble:VotingClassifier", "estimators"),
-        ("collections:OrderedDict", "collections"),
-    ],
-)
-def test_what_is_no_classifier_of_scikit_learn(name: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
+NO_CLASSIFIERS = {
+    "sklearn.svm:LinearSvc": "LinearSvc",
+    "sklearn.nothing:LinearSVC": "sklearn.nothing",
+    "sklearn.preprocessing:StandardScaler": "task='classification'",
+    "sklearn.linear_model:Lasso": "task='classification'",
+    "sklearn.ensemble:VotingClassifier": "estimators",
+    "collections:OrderedDict": "collections",
+}
+
+
+@pytest.mark.parametrize("name", NO_CLASSIFIERS)
+def test_what_is_no_classifier_of_scikit_learn(name: str) -> None:
+    with pytest.raises(UsageError, match=NO_CLASSIFIERS[name]):
         EstimatorSettings.of(name, task="classification")
 
 

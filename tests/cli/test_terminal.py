@@ -185,22 +185,20 @@ def place(common: Path) -> Path:
     return common
 
 
-@pytest.mark.parametrize(
-    ("module", "typed", "stages"),
-    [
-        (learn, "predict run c.tsv", {"predicting": (100, 100)}),
-        (learn, "predict run data", {"predicting": (60, 60)}),
-        (command_module, "compare run --report page.html", {"scoring": (2, 2)}),
-        (
-            command_module,
-            "extract c.tsv --dry-run --out new",
-            {"reading": (100, 100), "timing the model": (0, None)},
-        ),
-    ],
-)
-def test_progress_is_reported(
-    place: Path, monkeypatch: pytest.MonkeyPatch, module: object, typed: str, stages: dict[str, Any]
-) -> None:
+PROGRESS: dict[str, Any] = {
+    "predict run c.tsv": (learn, {"predicting": (100, 100)}),
+    "predict run data": (learn, {"predicting": (60, 60)}),
+    "compare run --report page.html": (command_module, {"scoring": (2, 2)}),
+    "extract c.tsv --dry-run --out new": (
+        command_module,
+        {"reading": (100, 100), "timing the model": (0, None)},
+    ),
+}
+
+
+@pytest.mark.parametrize("typed", PROGRESS)
+def test_progress_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+    module, stages = PROGRESS[typed]
     seen: list[Progress] = []
 
     @contextmanager

@@ -219,37 +219,33 @@ def test_decisions_and_probabilities_do_alone(folder: Path, store: Any, notes: l
     assert "p.csv" not in said
 
 
-@pytest.mark.parametrize(
-    ("leave_out", "changes", "message"),
-    [
-        ("", {"id": lambda t: t["id"].where(t.index > 3, "x" + t["id"])}, "for 4 of .* ids are '"),
-        ("", {"id": lambda t: t["id"].where(t.index > 3)}, "4 of its .* rows are damaged or have"),
-        ("", {"id": "7"}, r"ids? of .* stand twice"),
-        ("", {"fold": "0"}, r"another fold .* for \d+ of .*, such as '0' instead of '1'"),
-        ("", {"y_pred": "yes"}, r"\d+ labels .*'yes'"),
-        (
-            "proba_0 proba_1 y_pred",
-            {"Y_pred": 0},
-            r"y_pred, proba_ of each .*proba_0, proba_1\), or both; .* mean 'Y_pred'",
-        ),
-        (
-            "proba_0",
-            {},
-            r"each class and no other \(proba_0, proba_1\).*; it has .*'y_pred', 'proba_1'",
-        ),
-        (
-            "y_pred",
-            {"proba_yes": 0.5},
-            r"each class and no other \(proba_0, proba_1\), .*it has .*'proba_yes'",
-        ),
-        ("", {"proba_0": 0.7, "proba_1": 0.7}, "invalid probabilities.* with the sum 1"),
-        ("", {"proba_0": "much"}, "values of proba_0 are not numbers"),
-        ("id", {"ID": "7"}, "expected the columns id, and .*mean 'ID'"),
-    ],
-)
-def test_predictions_that_cannot_be_compared(
-    folder: Path, tmp_path: Path, leave_out: str, changes: dict[str, Any], message: str
-) -> None:
+NOT_COMPARED: dict[str, Any] = {
+    "for 4 of .* ids are '": ("", {"id": lambda t: t["id"].where(t.index > 3, "x" + t["id"])}),
+    "4 of its .* rows are damaged or have": ("", {"id": lambda t: t["id"].where(t.index > 3)}),
+    r"ids? of .* stand twice": ("", {"id": "7"}),
+    r"another fold .* for \d+ of .*, such as '0' instead of '1'": ("", {"fold": "0"}),
+    r"\d+ labels .*'yes'": ("", {"y_pred": "yes"}),
+    r"y_pred, proba_ of each .*proba_0, proba_1\), or both; .* mean 'Y_pred'": (
+        "proba_0 proba_1 y_pred",
+        {"Y_pred": 0},
+    ),
+    r"each class and no other \(proba_0, proba_1\).*; it has .*'y_pred', 'proba_1'": (
+        "proba_0",
+        {},
+    ),
+    r"each class and no other \(proba_0, proba_1\), .*it has .*'proba_yes'": (
+        "y_pred",
+        {"proba_yes": 0.5},
+    ),
+    "invalid probabilities.* with the sum 1": ("", {"proba_0": 0.7, "proba_1": 0.7}),
+    "values of proba_0 are not numbers": ("", {"proba_0": "much"}),
+    "expected the columns id, and .*mean 'ID'": ("id", {"ID": "7"}),
+}
+
+
+@pytest.mark.parametrize("message", NOT_COMPARED)
+def test_predictions_that_cannot_be_compared(folder: Path, tmp_path: Path, message: str) -> None:
+    leave_out, changes = NOT_COMPARED[message]
     at = folder / "tfidf"
     file = as_of_another_tool(at, tmp_path / "llm.csv", leave_out=leave_out, **changes)
     with pytest.raises(EmbedkitError, match=message):

@@ -184,27 +184,27 @@ def test_every_command_reads_addresses_alike(
         assert out.read_bytes() == (tmp_path / "0.tsv").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("corpus", "message"),
-    [
-        (["a text", "missing.parquet"], r"missing\.parquet"),
-        (["a text", Path("corpus.tsv")], "corpus"),
-        ([], "empty list"),
-        ({"text": ["a"]}, r"pandas\.DataFrame\(corpus\)"),
-        (pl.LazyFrame({"text": ["a"]}), r"corpus\.collect\(\)"),
-        (pd.DataFrame({"text": ["a"], "n": pd.arrays.SparseArray([1])}), "Sparse.*str, or drop"),
-        (pd.DataFrame({"text": ["a"], "n": [2**70]}), "DataFrame.*str, or drop"),
-        (b"a text", "bytes"),
-        ({"a text"}, "corpus is a set"),
-        (pa.table({"text": pa.nulls(1, pa.month_day_nano_interval())}), "column 'text' is month"),
-        (np.array("a text"), "ndarray"),
-        (["a", 7], "record 1"),
-        ([{"text": "a", "x": b"b"}], "record 0"),
-        ([{("text",): "a"}], "record 0"),
-        (pd.DataFrame({"text": ["a", 7]}), "DataFrame"),
-        (pa.table({"text": pa.array([b"a"])}), "text='text'"),
-    ],
-)
+NO_CORPUS: list[tuple[Any, str]] = [
+    (["a text", "missing.parquet"], r"missing\.parquet"),
+    (["a text", Path("corpus.tsv")], "corpus"),
+    ([], "empty list"),
+    ({"text": ["a"]}, r"pandas\.DataFrame\(corpus\)"),
+    (pl.LazyFrame({"text": ["a"]}), r"corpus\.collect\(\)"),
+    (pd.DataFrame({"text": ["a"], "n": pd.arrays.SparseArray([1])}), "Sparse.*str, or drop"),
+    (pd.DataFrame({"text": ["a"], "n": [2**70]}), "DataFrame.*str, or drop"),
+    (b"a text", "bytes"),
+    ({"a text"}, "corpus is a set"),
+    (pa.table({"text": pa.nulls(1, pa.month_day_nano_interval())}), "column 'text' is month"),
+    (np.array("a text"), "ndarray"),
+    (["a", 7], "record 1"),
+    ([{"text": "a", "x": b"b"}], "record 0"),
+    ([{("text",): "a"}], "record 0"),
+    (pd.DataFrame({"text": ["a", 7]}), "DataFrame"),
+    (pa.table({"text": pa.array([b"a"])}), "text='text'"),
+]
+
+
+@pytest.mark.parametrize(("corpus", "message"), NO_CORPUS)
 def test_what_is_no_corpus(tmp_path: Path, corpus: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         run(corpus, tmp_path / "out", text="text" if isinstance(corpus, pa.Table) else None)

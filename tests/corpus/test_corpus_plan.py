@@ -18,24 +18,23 @@ from embedkit.errors import CorpusError, UsageError
 from embedkit.storage import file_sha256
 from tests.corpus_fixtures import Folder, plan_files, read_files
 
+NO_FILES = {
+    "rating_train.txt": r"ratings_train\.txt",  # its neighbour
+    "nowhere/corpus.tsv": r"The folder .*nowhere does not exist\.",
+    "vectors": r"vectors\.incomplete is unfinished: run the command that began",
+    "": r"is a folder; give its files, such as .*/data\.arrow\.",
+    "pipe": "is a pipe",
+    "a\0b": "null",  # byte, or from Python 3.14 on character
+}
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("rating_train.txt", r"ratings_train\.txt"),  # its neighbour
-        ("nowhere/corpus.tsv", r"The folder .*nowhere does not exist\."),
-        ("vectors", r"vectors\.incomplete is unfinished: run the command that began"),
-        ("", r"is a folder; give its files, such as .*/data\.arrow\."),
-        ("pipe", "is a pipe"),
-        ("a\0b", "null"),  # byte, or from Python 3.14 on character
-    ],
-)
-def test_what_is_no_file(folder: Folder, name: str, message: str) -> None:
+
+@pytest.mark.parametrize("name", NO_FILES)
+def test_what_is_no_file(folder: Folder, name: str) -> None:
     folder.write("text\na\n", "ratings_train.txt")
     folder.write("", "data.arrow")  # of a saved Dataset, whose other files say what it is
     os.mkfifo(folder.path / "pipe")
     (folder.path / "vectors.incomplete").mkdir()
-    with pytest.raises(CorpusError, match=message):
+    with pytest.raises(CorpusError, match=NO_FILES[name]):
         InputFile.of(folder.path / name)
 
 
@@ -120,18 +119,17 @@ def test_a_missing_column(folder: Folder, option: str, name: Any) -> None:
         folder.plan("id\ttext\tlabel\n", **{option: name})
 
 
-@pytest.mark.parametrize(
-    ("header", "columns"),
-    [
-        ("Review\tTarget\tUID", ("Review", "UID", "Target")),
-        ("TEXT\ttext", ("TEXT", None, None)),
-        ("anything", ("anything", None, None)),
-        ("text\tmsg_id\tmood_label", ("text", None, "mood_label")),
-    ],
-)
-def test_columns_are_guessed_and_said(
-    folder: Folder, header: str, columns: tuple[str | None, ...]
-) -> None:
+GUESSED: dict[str, Any] = {
+    "Review\tTarget\tUID": ("Review", "UID", "Target"),
+    "TEXT\ttext": ("TEXT", None, None),
+    "anything": ("anything", None, None),
+    "text\tmsg_id\tmood_label": ("text", None, "mood_label"),
+}
+
+
+@pytest.mark.parametrize("header", GUESSED)
+def test_columns_are_guessed_and_said(folder: Folder, header: str) -> None:
+    columns = GUESSED[header]
     plan = folder.plan(f"{header}\n")
     assert (plan.text, plan.id, plan.label) == columns
     if "\t" in header:
@@ -173,20 +171,19 @@ def test_an_unknown_name_is_told_by_its_bytes(
     assert f"format: {kind} " in got.reader.plan.notices[0]
 
 
-@pytest.mark.parametrize(
-    ("data", "texts", "lines"),
-    [
-        ("a, b\nc\td\n", ["a, b", "c\td"], [1, 2]),
-        ("Document\na\n", ["a"], [2]),
-        ("\n\na\n\nb", ["a", "b"], [3, 5]),
-        ("\nid\ttext\n1\ta\n", ["a"], [3]),
-        ("id, text\n1,a\n2,b\n", ["a", "b"], [2, 3]),
-        ('{"text": "a, b"}\n', ["a, b"], [1]),
-    ],
-)
-def test_txt_is_one_text_per_line_unless_it_is_a_table(
-    folder: Folder, data: str, texts: list[str], lines: list[int]
-) -> None:
+OF_LINES: dict[str, Any] = {
+    "a, b\nc\td\n": (["a, b", "c\td"], [1, 2]),
+    "Document\na\n": (["a"], [2]),
+    "\n\na\n\nb": (["a", "b"], [3, 5]),
+    "\nid\ttext\n1\ta\n": (["a"], [3]),
+    "id, text\n1,a\n2,b\n": (["a", "b"], [2, 3]),
+    '{"text": "a, b"}\n': (["a, b"], [1]),
+}
+
+
+@pytest.mark.parametrize("data", OF_LINES)
+def test_txt_is_one_text_per_line_unless_it_is_a_table(folder: Folder, data: str) -> None:
+    texts, lines = OF_LINES[data]
     got = folder.read(data, "corpus.txt")
     assert (got.texts, got.lines) == (texts, lines)
     assert any("one text per line" in said for said in got.reader.plan.notices) == (
@@ -240,24 +237,22 @@ def test_what_is_no_corpus_is_named(folder: Folder, data: str, name: str) -> Non
         folder.read(data, name)
 
 
-@pytest.mark.parametrize(
-    ("data", "texts"),
-    [
-        ("id;text, raw;label\n1;hello, you;a\n2;bye;b\n", ["hello, you", "bye"]),
-        ("id\ttext\tnote, free\n1\ta, b\tc, d\n2\te, f\tg, h\n", ["a, b", "e, f"]),
-        ("sep=;\nid;text\n1;a, b\n", ["a, b"]),
-        ("SEP= ;,,\nid;text\n1;a, b\n", ["a, b"]),
-        ('id,text\r\r\n1,"a\r\nb"\r\r\n2,c\r\r\n', ["a\r\nb", "c"]),
-        ("\ufeff\ufeffid,text\n1,a\n", ["a"]),
-        (",,,\nid,text,,\n1,a,,\n", ["a"]),
-    ],
-)
-def test_the_separator_is_what_the_lines_agree_on(
-    folder: Folder, data: str, texts: list[str]
-) -> None:
+SEPARATED = {
+    "id;text, raw;label\n1;hello, you;a\n2;bye;b\n": ["hello, you", "bye"],
+    "id\ttext\tnote, free\n1\ta, b\tc, d\n2\te, f\tg, h\n": ["a, b", "e, f"],
+    "sep=;\nid;text\n1;a, b\n": ["a, b"],
+    "SEP= ;,,\nid;text\n1;a, b\n": ["a, b"],
+    'id,text\r\r\n1,"a\r\nb"\r\r\n2,c\r\r\n': ["a\r\nb", "c"],
+    "\ufeff\ufeffid,text\n1,a\n": ["a"],
+    ",,,\nid,text,,\n1,a,,\n": ["a"],
+}
+
+
+@pytest.mark.parametrize("data", SEPARATED)
+def test_the_separator_is_what_the_lines_agree_on(folder: Folder, data: str) -> None:
     text = "text, raw" if "raw" in data else "text"
     got = folder.read(data, "c.csv", text=text, id="id")
-    assert got.texts == texts
+    assert got.texts == SEPARATED[data]
     assert not got.rejects
 
 

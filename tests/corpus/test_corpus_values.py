@@ -155,27 +155,27 @@ def test_the_same_rows_are_the_same_records(rows: list[dict[str, Any]], spans: b
             assert (its_label is None) == (row["label"] is None and name != "CSV"), name
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (np.float32(3.8), "3.8"),
-        (enum.Enum("Kind", {"FIRST": "good"}, type=str).FIRST, "good"),  # type: ignore[attr-defined]
-        (-0.0, "0"),
-        (np.bool_(True), "True"),
-        (float("inf"), "inf"),
-        (1e300, "1e+300"),
-        (pd.Timestamp("2020-01-02"), "2020-01-02"),
-        (datetime.datetime(2020, 1, 2, 3, 4), "2020-01-02 03:04:00"),
-        (np.datetime64("20000-01-02"), "20000-01-02"),
-        (decimal.Decimal("1.50"), "1.5"),
-        (decimal.Decimal("1E+2"), "100"),
-        (123456789012345680.0, "123456789012345680"),
-        (pd.Timestamp("2020-01-02 00:00:00.000000001"), "2020-01-02 00:00:00.000000001"),
-        (np.timedelta64(61, "s"), "0:01:01"),
-        (pd.Timedelta("1 day 1s"), "1 day, 0:00:01"),
-        ({"a": [1.0, pd.NaT, "b"], "c": np.array([0.5])}, '{"a": [1, null, "b"], "c": [0.5]}'),
-    ],
-)
+ONE_TEXT: list[tuple[Any, str]] = [
+    (np.float32(3.8), "3.8"),
+    (enum.Enum("Kind", {"FIRST": "good"}, type=str).FIRST, "good"),  # type: ignore[attr-defined]
+    (-0.0, "0"),
+    (np.bool_(True), "True"),
+    (float("inf"), "inf"),
+    (1e300, "1e+300"),
+    (pd.Timestamp("2020-01-02"), "2020-01-02"),
+    (datetime.datetime(2020, 1, 2, 3, 4), "2020-01-02 03:04:00"),
+    (np.datetime64("20000-01-02"), "20000-01-02"),
+    (decimal.Decimal("1.50"), "1.5"),
+    (decimal.Decimal("1E+2"), "100"),
+    (123456789012345680.0, "123456789012345680"),
+    (pd.Timestamp("2020-01-02 00:00:00.000000001"), "2020-01-02 00:00:00.000000001"),
+    (np.timedelta64(61, "s"), "0:01:01"),
+    (pd.Timedelta("1 day 1s"), "1 day, 0:00:01"),
+    ({"a": [1.0, pd.NaT, "b"], "c": np.array([0.5])}, '{"a": [1, null, "b"], "c": [0.5]}'),
+]
+
+
+@pytest.mark.parametrize(("value", "text"), ONE_TEXT)
 def test_one_value_has_one_text(value: Any, text: str) -> None:
     """Also by the way over JSON, which objects in Python take."""
     assert str(text_of(value)) == text

@@ -217,22 +217,21 @@ def test_two_at_once_publish_what_they_name(tmp_path: Path, once_before: Any) ->
         run(tmp_path / "dec.tsv", tmp_path / "new", reuse=out, **OPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("made", "wanted", "message"),
-    [
-        ({"store_text": False}, {}, "stores no texts"),
-        ({}, {"storage": "int8"}, "int8 rounds"),
-        ({"pooling": "mean"}, {"pooling": "cls"}, "it has no cls_2"),
-        ({"max_length": 9}, {}, "max_length is 9"),
-        ({}, {"words": "mean"}, "words is None, expected 'mean'"),
-        ({"words": "first"}, {"words": "mean"}, "words is 'first'"),
-        ({}, {"tokens": True}, "tokens is False"),
-        ({"prefix": "a "}, {}, "prefix is 'a '"),
-    ],
-)
-def test_datasets_whose_vectors_are_others(
-    tmp_path: Path, made: dict[str, Any], wanted: dict[str, Any], message: str
-) -> None:
+OTHER_VECTORS: dict[str, Any] = {
+    "stores no texts": ({"store_text": False}, {}),
+    "int8 rounds": ({}, {"storage": "int8"}),
+    "it has no cls_2": ({"pooling": "mean"}, {"pooling": "cls"}),
+    "max_length is 9": ({"max_length": 9}, {}),
+    "words is None, expected 'mean'": ({}, {"words": "mean"}),
+    "words is 'first'": ({"words": "first"}, {"words": "mean"}),
+    "tokens is False": ({}, {"tokens": True}),
+    "prefix is 'a '": ({"prefix": "a "}, {}),
+}
+
+
+@pytest.mark.parametrize("message", OTHER_VECTORS)
+def test_datasets_whose_vectors_are_others(tmp_path: Path, message: str) -> None:
+    made, wanted = OTHER_VECTORS[message]
     corpus = tsv(tmp_path / "c.tsv", OLD)
     run(corpus, tmp_path / "old", **made)
     with pytest.raises((MismatchError, UsageError), match=message):

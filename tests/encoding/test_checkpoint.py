@@ -76,20 +76,19 @@ def test_positions_of_mpnet_begin_behind_1(padding: int, copy: Path) -> None:
     assert find_checkpoint(str(copy)).positions == 158
 
 
-@pytest.mark.parametrize(
-    ("kind", "stated", "default", "limit"),
-    [
-        ("led", {"max_encoder_position_embeddings": 900, "d_model": 24}, 900, 900),
-        ("mpt", {"max_seq_len": 900}, 512, 900),
-        ("bloom", {}, 512, None),
-        ("t5", {"n_positions": 512}, 512, None),
-        ("xlnet", {}, 512, None),
-    ],
-)
-def test_limits_of_families(
-    kind: str, stated: dict[str, Any], default: int, limit: int | None, copy: Path
-) -> None:
+LIMITS: dict[str, Any] = {
+    "led": ({"max_encoder_position_embeddings": 900, "d_model": 24}, 900, 900),
+    "mpt": ({"max_seq_len": 900}, 512, 900),
+    "bloom": ({}, 512, None),
+    "t5": ({"n_positions": 512}, 512, None),
+    "xlnet": ({}, 512, None),
+}
+
+
+@pytest.mark.parametrize("kind", LIMITS)
+def test_limits_of_families(kind: str, copy: Path) -> None:
     """A default of 512 is no limit where a family has no table of positions."""
+    stated, default, limit = LIMITS[kind]
     state(copy / "config.json", model_type=kind, max_position_embeddings=None, **stated)
     tokenizer: Any = SimpleNamespace(hf=SimpleNamespace(model_max_length=10**30), n_special=2)
     length = partial(choose_max_length, find_checkpoint(str(copy)), tokenizer)
@@ -171,16 +170,17 @@ def test_model_type_by_architecture(architecture: str, kind: str, tmp_path: Path
     assert kind in FAMILIES
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("{}", {"revision": "main"}, "revision='main'"),
-        ("{}/config.json", {}, r"config\.json'"),
-        ("{}/../tinny", {}, "Did you mean '.*/tiny'"),
-        ("~/no-such-folder-of-mine", {}, "model='~/no"),
-    ],
-)
-def test_names_of_no_folder(name: str, options: Any, message: str, copy: Path) -> None:
+NO_FOLDERS: dict[str, Any] = {
+    "revision='main'": ("{}", {"revision": "main"}),
+    r"config\.json'": ("{}/config.json", {}),
+    "Did you mean '.*/tiny'": ("{}/../tinny", {}),
+    "model='~/no": ("~/no-such-folder-of-mine", {}),
+}
+
+
+@pytest.mark.parametrize("message", NO_FOLDERS)
+def test_names_of_no_folder(message: str, copy: Path) -> None:
+    name, options = NO_FOLDERS[message]
     with pytest.raises(ModelError, match=message):
         find_checkpoint(name.format(copy), **options)
 

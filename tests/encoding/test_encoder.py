@@ -478,20 +478,20 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
 # the language of layers and poolings
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("all", "0 1 2 3 4 5 6 7 8 9 10 11 12"),
-        ("sum:5", "sum_5to5"),
-        ("sum:-4..-1, 12 ,mean:-4..-1", "sum_9to12 12 mean_9to12"),
-        ("-1,12,11..12", "12 11"),
-        ("concat:-1..-4", "concat_12to9"),
-        ("concat:0,6,12, sum:12,0", "concat_0_6_12 sum_0_12"),
-        ("concat:6,0,7..8", "concat_6_0 7 8"),
-    ],
-)
-def test_layers(text: str, names: str) -> None:
-    assert [spec.name for spec in parse_layers(text, n_layers=12)] == names.split()
+LAYER_NAMES = {
+    "all": "0 1 2 3 4 5 6 7 8 9 10 11 12",
+    "sum:5": "sum_5to5",
+    "sum:-4..-1, 12 ,mean:-4..-1": "sum_9to12 12 mean_9to12",
+    "-1,12,11..12": "12 11",
+    "concat:-1..-4": "concat_12to9",
+    "concat:0,6,12, sum:12,0": "concat_0_6_12 sum_0_12",
+    "concat:6,0,7..8": "concat_6_0 7 8",
+}
+
+
+@pytest.mark.parametrize("text", LAYER_NAMES)
+def test_layers(text: str) -> None:
+    assert [spec.name for spec in parse_layers(text, n_layers=12)] == LAYER_NAMES[text].split()
 
 
 WRONG = " mean mean_ pooler_12 median_3 mean_all mean_1,2 12 Mean_3 mean_13 cls_-14 mean_sum_9to13"

@@ -568,30 +568,30 @@ def _refuse() -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "more"),
-    [
-        ("learning_rate", -1.0, {}),
-        ("cnn_widths", (0, 2), {}),
-        ("patience", 2, {"validation": 0}),
-        ("freeze_layers", "some", {}),
-        ("freeze_layers", "²", {}),
-        ("validation", 1e-310, {}),
-        ("freeze_layers", "3", {}),
-        ("lora", 2, {"freeze_layers": "1"}),
-        ("precision", "fp16", {}),
-        ("threshold", "f2", {"validation": 0}),
-        ("threshold", "f2", {"validation": 0.04}),
-        ("class_weight", "balanced", {"task": "regression"}),
-        ("stride", 2, {}),
-        ("stride", 30, {"on_long": "window"}),
-        ("max_length", 5, {"on_long": "error"}),
-        ("select_by", "f1", {"validation": 0}),
-        ("limit", 5, {"source": "data", "reading": CorpusOptions(limit=5)}),
-        ("nothing", None, {"reading": CorpusOptions(label="nothing")}),
-        ("nowhere", None, {"model": "nowhere/at-all", "offline": True}),
-    ],
-)
+UNUSABLE: list[tuple[str, Any, dict[str, Any]]] = [
+    ("learning_rate", -1.0, {}),
+    ("cnn_widths", (0, 2), {}),
+    ("patience", 2, {"validation": 0}),
+    ("freeze_layers", "some", {}),
+    ("freeze_layers", "²", {}),
+    ("validation", 1e-310, {}),
+    ("freeze_layers", "3", {}),
+    ("lora", 2, {"freeze_layers": "1"}),
+    ("precision", "fp16", {}),
+    ("threshold", "f2", {"validation": 0}),
+    ("threshold", "f2", {"validation": 0.04}),
+    ("class_weight", "balanced", {"task": "regression"}),
+    ("stride", 2, {}),
+    ("stride", 30, {"on_long": "window"}),
+    ("max_length", 5, {"on_long": "error"}),
+    ("select_by", "f1", {"validation": 0}),
+    ("limit", 5, {"source": "data", "reading": CorpusOptions(limit=5)}),
+    ("nothing", None, {"reading": CorpusOptions(label="nothing")}),
+    ("nowhere", None, {"model": "nowhere/at-all", "offline": True}),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "more"), UNUSABLE)
 def test_what_cannot_be_used(
     shared: Path, tmp_path: Path, name: str, value: Any, more: dict[str, Any]
 ) -> None:

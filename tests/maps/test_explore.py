@@ -296,23 +296,21 @@ def test_the_same_page_twice(folder: Path, tmp_path: Path) -> None:
     assert a == b != c
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"limit": 2}, "2 records"),
-        ({"method": "trimap"}, "method='trimap'"),
-        ({"limit": 0}, "limit=0"),
-        ({"color": "shape"}, "color='shape'"),
-        ({"view": ["mean_1", "cls_1"]}, "view='mean_1,cls_1': expected views"),
-        ({"out": "m.png"}, "m.png"),
-        ({"label_names": {"z": "good"}}, "label_names"),
-    ],
-)
-def test_pages_that_cannot_be_made(
-    folder: Path, tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
+NO_PAGES: dict[str, Any] = {
+    "2 records": {"limit": 2},
+    "method='trimap'": {"method": "trimap"},
+    "limit=0": {"limit": 0},
+    "color='shape'": {"color": "shape"},
+    "view='mean_1,cls_1': expected views": {"view": ["mean_1", "cls_1"]},
+    "m.png": {"out": "m.png"},
+    "label_names": {"label_names": {"z": "good"}},
+}
+
+
+@pytest.mark.parametrize("message", NO_PAGES)
+def test_pages_that_cannot_be_made(folder: Path, tmp_path: Path, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        explore(folder / "data", **{"out": tmp_path / "m.html", **settings})
+        explore(folder / "data", **{"out": tmp_path / "m.html", **NO_PAGES[message]})
     with pytest.raises(OutputExistsError, match=r"page\.html"):
         explore(folder / "data", out=folder / "page.html")
 

@@ -251,18 +251,19 @@ def test_an_export_copies_no_link(here: Path) -> None:
 # links where embedkit works
 
 
-@pytest.mark.parametrize(
-    ("place", "words"),
-    [
-        ("r", "train data --folds 2 --out r"),
-        ("v", "extract c.tsv --model checkpoint --out v"),
-        ("f", "finetune c.tsv --model checkpoint --epochs 1 --folds 2 --out f"),
-        ("p.tsv", "predict frozen c.tsv --out p.tsv"),
-        ("index", "index data"),
-    ],
-)
-def test_a_link_in_the_place_of_work_is_not_followed(here: Path, place: str, words: str) -> None:
+WORK = {
+    "r": "train data --folds 2 --out r",
+    "v": "extract c.tsv --model checkpoint --out v",
+    "f": "finetune c.tsv --model checkpoint --epochs 1 --folds 2 --out f",
+    "p.tsv": "predict frozen c.tsv --out p.tsv",
+    "index": "index data",
+}
+
+
+@pytest.mark.parametrize("place", WORK)
+def test_a_link_in_the_place_of_work_is_not_followed(here: Path, place: str) -> None:
     """Behind it everything would be emptied, written and deleted; also behind one that is in it."""
+    words = WORK[place]
     if place == "index":
         (flat,) = (here / "data/_embedkit/index").iterdir()
         place = str(flat.relative_to(here)).replace("flat", "hnsw")
@@ -330,27 +331,27 @@ def test_a_model_that_would_unpack_to_a_thousand_times_its_size(here: Path) -> N
     refused("predict", "frozen", "--text", "a", cwd=here, told="much more than its size")
 
 
-@pytest.mark.parametrize(
-    ("pattern", "instead"),
-    [
-        ("(left|right)_child=.*", lambda m: re.sub(r"-?\d+", "0", m[0])),  # which has no end
-        (r"left_child=\S+", "left_child=100000000"),
-        (r"split_feature=\S+", "split_feature=500000000"),
-        ("(num_class|num_tree_per_iteration)=.*", r"\1=1000000000"),
-        (r"decision_type=\d", "decision_type=3"),
-        ("objective=.*", "objective=multiclass num_class:100000000"),
-        ("num_class=.*", "num_class=3"),
-        (r"num_leaves=(\d)", r"num_leaves=\1_0"),
-        (r"num_leaves=(\d)", "num_leaves=20000000000"),
-        (r"left_child=\S+", f"left_child={2**63}"),
-        # what LightGBM reads otherwise than it stands here is not what it is given
-        ("tree_sizes=.*", "tree_sizes=1"),
-        ("(left_child=.*)", r"\1\n\1"),
-        ("(version=.*)", r"\1\n=num_class=1000000000\n=tree_sizes=1\nnum_tree_per_iteration"),
-        (r"\nparameters:[^$]*", "\nparameters:\nabc\n"),
-        (r"\n\n+Tree=1\n", "\nTree=1\n"),
-    ],
-)
+TREES: list[tuple[str, Any]] = [
+    ("(left|right)_child=.*", lambda m: re.sub(r"-?\d+", "0", m[0])),  # which has no end
+    (r"left_child=\S+", "left_child=100000000"),
+    (r"split_feature=\S+", "split_feature=500000000"),
+    ("(num_class|num_tree_per_iteration)=.*", r"\1=1000000000"),
+    (r"decision_type=\d", "decision_type=3"),
+    ("objective=.*", "objective=multiclass num_class:100000000"),
+    ("num_class=.*", "num_class=3"),
+    (r"num_leaves=(\d)", r"num_leaves=\1_0"),
+    (r"num_leaves=(\d)", "num_leaves=20000000000"),
+    (r"left_child=\S+", f"left_child={2**63}"),
+    # what LightGBM reads otherwise than it stands here is not what it is given
+    ("tree_sizes=.*", "tree_sizes=1"),
+    ("(left_child=.*)", r"\1\n\1"),
+    ("(version=.*)", r"\1\n=num_class=1000000000\n=tree_sizes=1\nnum_tree_per_iteration"),
+    (r"\nparameters:[^$]*", "\nparameters:\nabc\n"),
+    (r"\n\n+Tree=1\n", "\nTree=1\n"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "instead"), TREES)
 def test_trees_that_lead_elsewhere(here: Path, pattern: str, instead: Any) -> None:
     train(here / "data", out=here / "trees", estimator="lightgbm", folds=2, tune=False)
     words = "predict", "trees", "--text", "good film"
@@ -495,22 +496,22 @@ def test_what_the_caller_sets_needs_no_trust(tmp_path: Path) -> None:
 SECRETS = ("hunter2", "1f2e3d")
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("https://me:hunter2@host/a?s=1f2e3d", "https://host/a"),
-        ("https://hunter2@host:80/a#1f2e3d", "https://host:80/a"),
-        ("s3://key:hun/ter2@bucket/a", "s3://bucket/a"),
-        ("https:/me:hunter2@host/a", "https:/host/a"),
-        ("('https://host/a?1f2e3d', 3)", "('https://host/a', 3)"),
-        ("http://host:8080/a@b", "http://host:8080/a@b"),
-        ("hf://datasets/u/r@main/x", "hf://datasets/u/r@main/x"),
-        ("--out=s3://b/x? --k", "--out=s3://b/x --k"),
-        ("a@b: c? d://", "a@b: c? d://"),
-    ],
-)
-def test_addresses_are_shown_without_secrets(text: str, shown: str) -> None:
-    assert without_secrets(text) == shown
+SHOWN = {
+    "https://me:hunter2@host/a?s=1f2e3d": "https://host/a",
+    "https://hunter2@host:80/a#1f2e3d": "https://host:80/a",
+    "s3://key:hun/ter2@bucket/a": "s3://bucket/a",
+    "https:/me:hunter2@host/a": "https:/host/a",
+    "('https://host/a?1f2e3d', 3)": "('https://host/a', 3)",
+    "http://host:8080/a@b": "http://host:8080/a@b",
+    "hf://datasets/u/r@main/x": "hf://datasets/u/r@main/x",
+    "--out=s3://b/x? --k": "--out=s3://b/x --k",
+    "a@b: c? d://": "a@b: c? d://",
+}
+
+
+@pytest.mark.parametrize("text", SHOWN)
+def test_addresses_are_shown_without_secrets(text: str) -> None:
+    assert without_secrets(text) == SHOWN[text]
 
 
 def test_secrets_reach_no_file_and_no_terminal(tmp_path: Path, serve: Callable[..., str]) -> None:

@@ -53,37 +53,37 @@ def folder(common: Path) -> Path:
     return common
 
 
-@pytest.mark.parametrize(
-    ("typed", "code", "told"),
-    [
-        ("extract array.json --label labels.label --dry-run", 0, "would write"),
-        ("similarity array.json --text text --text-pair text --score zzz", 2, "--score zzz"),
-        ("extract header.tsv", 2, "header.tsv has no records"),
-        ("extract same.tsv --out same", 0, "39 records with an earlier id"),
-        ("train rare --out m --folds 2 --task multilabel", 0, 'by --label-separator "|"'),
-        ("extract corpus.tsv --keep label", 2, "anyway. Leave it out."),
-        ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
-        ("extract corpsu.tsv", 2, "'corpus.tsv'?"),
-        ("extract corpus.tsv --keep a --keep b", 2, "--keep is given twice"),
-        ("predict spam --text x --head a:B", 2, "spam has no head"),
-        ("predict spam test.csv --out s.csv --submission msg_id,1", 2, "is 1=1; call the labels"),
-        ("search rare --duplicates 0.9 -k 3", 2, "-k 3 is for queries"),
-        ("extract --words rare.tsv", 2, "before --words"),
-        ("train train.csv", 2, "with --text-pair (of embedkit extract)"),
-        ("probe sms --text sms", 2, "--text sms is for a corpus"),
-        ("train rare --out / --folds 2", 8, "/ exists"),
-        ("predict spam --text x --id id", 2, "--id is for"),
-        ("export sms", 2, "sms is a dataset. Name the format: --to csv"),
-        ("explore sms --out train.csv/x.html", 6, "train.csv is a file. Name another place"),
-        ("train rare --out s3://b/run --folds 2", 6, "cannot write s3://b/run: only extract"),
-        ("export spam --view mean_2", 2, "--view mean_2: it is for a dataset"),
-        ("verify spam --recompute 2", 2, "spam is no dataset"),
-        ("train corpus.tsv --split part", 2, "--split part: corpus.tsv has no"),
-        ("search sms x --index hnsw --metric dot", 2, "in Python with metric='dot'"),
-        ("predict spam --text ' '", 2, "the text is empty."),
-        ("export sms --format npy", 2, "No such option '--format'. See embedkit export"),
-    ],
-)
+TOLD = [
+    ("extract array.json --label labels.label --dry-run", 0, "would write"),
+    ("similarity array.json --text text --text-pair text --score zzz", 2, "--score zzz"),
+    ("extract header.tsv", 2, "header.tsv has no records"),
+    ("extract same.tsv --out same", 0, "39 records with an earlier id"),
+    ("train rare --out m --folds 2 --task multilabel", 0, 'by --label-separator "|"'),
+    ("extract corpus.tsv --keep label", 2, "anyway. Leave it out."),
+    ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
+    ("extract corpsu.tsv", 2, "'corpus.tsv'?"),
+    ("extract corpus.tsv --keep a --keep b", 2, "--keep is given twice"),
+    ("predict spam --text x --head a:B", 2, "spam has no head"),
+    ("predict spam test.csv --out s.csv --submission msg_id,1", 2, "is 1=1; call the labels"),
+    ("search rare --duplicates 0.9 -k 3", 2, "-k 3 is for queries"),
+    ("extract --words rare.tsv", 2, "before --words"),
+    ("train train.csv", 2, "with --text-pair (of embedkit extract)"),
+    ("probe sms --text sms", 2, "--text sms is for a corpus"),
+    ("train rare --out / --folds 2", 8, "/ exists"),
+    ("predict spam --text x --id id", 2, "--id is for"),
+    ("export sms", 2, "sms is a dataset. Name the format: --to csv"),
+    ("explore sms --out train.csv/x.html", 6, "train.csv is a file. Name another place"),
+    ("train rare --out s3://b/run --folds 2", 6, "cannot write s3://b/run: only extract"),
+    ("export spam --view mean_2", 2, "--view mean_2: it is for a dataset"),
+    ("verify spam --recompute 2", 2, "spam is no dataset"),
+    ("train corpus.tsv --split part", 2, "--split part: corpus.tsv has no"),
+    ("search sms x --index hnsw --metric dot", 2, "in Python with metric='dot'"),
+    ("predict spam --text ' '", 2, "the text is empty."),
+    ("export sms --format npy", 2, "No such option '--format'. See embedkit export"),
+]
+
+
+@pytest.mark.parametrize(("typed", "code", "told"), TOLD)
 def test_what_is_told(
     folder: Path, typed: str, code: int, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

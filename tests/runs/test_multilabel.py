@@ -276,18 +276,18 @@ def test_runs_on_sets_are_compared(folder: Path, tmp_path: Path) -> None:
     assert np.array_equal(single.proba.argmax(axis=1), single.y_pred)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"estimator": "lightgbm"}, "lightgbm"),
-        ({"estimator": "lightgbm:LGBMClassifier"}, "probabilities"),
-        ({"estimator": "sklearn.svm:LinearSVC"}, "LinearSVC"),
-        ({"threshold": "0.3"}, "threshold"),
-    ],
-)
-def test_what_sets_do_not_allow(folder: Path, options: dict[str, Any], message: str) -> None:
+NOT_ALLOWED: dict[str, Any] = {
+    "lightgbm": {"estimator": "lightgbm"},
+    "probabilities": {"estimator": "lightgbm:LGBMClassifier"},
+    "LinearSVC": {"estimator": "sklearn.svm:LinearSVC"},
+    "threshold": {"threshold": "0.3"},
+}
+
+
+@pytest.mark.parametrize("message", NOT_ALLOWED)
+def test_what_sets_do_not_allow(folder: Path, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        train(folder / "data", out=folder / "none", **TASK, **options)
+        train(folder / "data", out=folder / "none", **TASK, **NOT_ALLOWED[message])
 
 
 def test_fine_tuned_sets_are_those_of_transformers(folder: Path, tmp_path: Path) -> None:

@@ -56,25 +56,25 @@ def test_content_is_read_as_it_was_written(path: Path) -> None:
     assert json.loads(to_json(content)) == json.loads((path / "run.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"classes": "01"}, "classes"),
-        ({"classes": [0, 1]}, "classes"),
-        ({"classes": ["0", "0"]}, "classes"),
-        ({"threshold": "0.3"}, "threshold"),
-        ({"threshold": 1.5}, "threshold"),
-        ({"task": "ranking"}, "task"),
-        ({"views": []}, "views"),
-        ({"level": "page"}, "level"),
-        ({"cost": None}, "cost"),
-        ({"cost": {"parameters": 1.5}}, "parameters"),
-        ({"dataset": {}}, "dataset"),
-        ({"scores": {"test": {"accuracy": {"value": 1}}}}, "scores"),
-        ({"scores": {"training": {}}}, "scores"),
-        ({"format_version": True}, "format_version"),
-    ],
-)
+DAMAGED: list[tuple[dict[str, Any], str]] = [
+    ({"classes": "01"}, "classes"),
+    ({"classes": [0, 1]}, "classes"),
+    ({"classes": ["0", "0"]}, "classes"),
+    ({"threshold": "0.3"}, "threshold"),
+    ({"threshold": 1.5}, "threshold"),
+    ({"task": "ranking"}, "task"),
+    ({"views": []}, "views"),
+    ({"level": "page"}, "level"),
+    ({"cost": None}, "cost"),
+    ({"cost": {"parameters": 1.5}}, "parameters"),
+    ({"dataset": {}}, "dataset"),
+    ({"scores": {"test": {"accuracy": {"value": 1}}}}, "scores"),
+    ({"scores": {"training": {}}}, "scores"),
+    ({"format_version": True}, "format_version"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), DAMAGED)
 def test_damage_is_named_by_file_and_field(
     path: Path, changes: dict[str, Any], message: str
 ) -> None:
@@ -155,21 +155,21 @@ def test_classes_that_look_alike_are_named(
     assert not caplog.text
 
 
-@pytest.mark.parametrize(
-    ("task", "expected"),
-    [
-        ("classification", [0, -1, 1, -1]),
-        ("regression", [1, np.nan, 2, np.nan]),
-        ("multilabel", [[1, 0], [-1, -1], [0, 1], [0, 0]]),
-    ],
-)
+TARGETS: dict[str, Any] = {
+    "classification": [0, -1, 1, -1],
+    "regression": [1, np.nan, 2, np.nan],
+    "multilabel": [[1, 0], [-1, -1], [0, 1], [0, 0]],
+}
+
+
+@pytest.mark.parametrize("task", TARGETS)
 def test_records_without_a_label_have_no_target(
-    task: str, expected: Any, caplog: pytest.LogCaptureFixture
+    task: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An empty label of sets is a set without classes."""
     labels = ["1", None, "2", ""]
     target = Target.of(labels, rows=np.arange(4), name="c.tsv", task=task)
-    assert np.array_equal(target.y, expected, equal_nan=task == "regression")
+    assert np.array_equal(target.y, TARGETS[task], equal_nan=task == "regression")
     assert f"{1 if task == 'multilabel' else 2} of 4 labels" in caplog.text
     with pytest.raises(UsageError, match="row 1"):
         target.like(labels, rows=np.arange(4), name="c.tsv")

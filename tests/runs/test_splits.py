@@ -175,19 +175,20 @@ def test_values_are_binned_whole(values: Any) -> None:
     assert np.ptp(np.bincount(made.folds)) <= 3
 
 
-@pytest.mark.parametrize(
-    ("labels", "options", "message"),
-    [
-        (["a"] * 10, {}, "label 'a'"),
-        (["a"] * 9 + ["b"], {}, r"label 'b' has 1\b"),
-        (["a", "b"] * 2, {}, "5 folds"),
-        (["a", "b"] * 2, {"folds": 1}, r"label 'a' has 2, too few to hold out a fifth\. Leave"),
-        (["a", "b"] * 9, {"folds": 10}, "label 'a' has 9, .* 10 folds"),
-        (LABELS, {"test": 0.9}, "test=0.9"),
-        (LABELS, {"test": float("nan")}, "test=nan"),
-    ],
-)
-def test_bad_input(labels: Any, options: dict[str, Any], message: str) -> None:
+BAD_INPUT: dict[str, Any] = {
+    "label 'a'": (["a"] * 10, {}),
+    r"label 'b' has 1\b": (["a"] * 9 + ["b"], {}),
+    "5 folds": (["a", "b"] * 2, {}),
+    r"label 'a' has 2, too few to hold out a fifth\. Leave": (["a", "b"] * 2, {"folds": 1}),
+    "label 'a' has 9, .* 10 folds": (["a", "b"] * 9, {"folds": 10}),
+    "test=0.9": (LABELS, {"test": 0.9}),
+    "test=nan": (LABELS, {"test": float("nan")}),
+}
+
+
+@pytest.mark.parametrize("message", BAD_INPUT)
+def test_bad_input(message: str) -> None:
+    labels, options = BAD_INPUT[message]
     with pytest.raises(UsageError, match=message):
         make_split(records(list(labels)), **options)
     with pytest.raises(UsageError, match="needs 5 distinct texts"):
