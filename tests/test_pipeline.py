@@ -8,7 +8,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +285,7 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
 CONTENT = b"text\tlabel\n" + b"a text\t1\n" * 20_000
 
 
-def test_fetch(tmp_path: Path, serve: Callable[..., str]) -> None:
+def test_fetch(tmp_path: Path, serve: Any) -> None:
     quoted = "/%EC%98%81%ED%99%94%20%ED%8F%89.tsv"
     address = f"http://{serve(dict.fromkeys(('/corpus.tsv', quoted, '/cut'), CONTENT))}"
     right = hashlib.sha256(CONTENT).hexdigest()
@@ -376,9 +376,7 @@ NSMC = "\n".join(korean_reviews(80)).encode()
         for path in RECIPES
     ],
 )
-def test_every_recipe_runs_on_a_stand_in(
-    recipe: Path, tmp_path: Path, serve: Callable[..., str]
-) -> None:
+def test_every_recipe_runs_on_a_stand_in(recipe: Path, tmp_path: Path, serve: Any) -> None:
     files = {f"/nsmc/ratings_{part}.txt": NSMC for part in ("train", "test")}
     address = f"http://{serve(files)}/nsmc"
     settings = [*stand_ins(tmp_path, address)[recipe.stem], f"out={tmp_path / 'out'}"]

@@ -127,9 +127,7 @@ def test_an_interrupted_job_is_resumed_by_equal_content(
     assert tree(tmp_path / "out" / "sentences") == tree(tmp_path / "whole" / "sentences")
 
 
-def test_files_at_addresses(
-    tmp_path: Path, serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_at_addresses(tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("embedkit.remote.PROTOCOLS", (*PROTOCOLS, "memory"))
     lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
     file = tmp_path / "c.jsonl"
@@ -159,7 +157,7 @@ def test_files_at_addresses(
 
 
 def test_every_command_reads_addresses_alike(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Callable[..., str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: Any
 ) -> None:
     """A corpus or a dataset, to fit, to test, to split or to predict."""
     monkeypatch.chdir(tmp_path)  # where vectors of a corpus are kept

@@ -139,9 +139,7 @@ def test_the_sums_themselves_are_a_file_in_the_folder(sealed: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["{}/evil.pth", "../../../../evil.pth", "a\\evil.pth"])
-def test_a_remote_dataset_writes_into_its_copy_alone(
-    tmp_path: Path, serve: Callable[..., str], name: str
-) -> None:
+def test_a_remote_dataset_writes_into_its_copy_alone(tmp_path: Path, serve: Any, name: str) -> None:
     name = name.format(tmp_path / "site-packages")
     (tmp_path / "site-packages").mkdir()
     line = f"{hashlib.sha256(b'evil').hexdigest()}  {name}\n".encode()
@@ -153,9 +151,7 @@ def test_a_remote_dataset_writes_into_its_copy_alone(
     assert not list(tmp_path.rglob("evil*"))
 
 
-def test_a_copy_is_readable_by_its_owner_alone(
-    here: Path, tmp_path: Path, serve: Callable[..., str]
-) -> None:
+def test_a_copy_is_readable_by_its_owner_alone(here: Path, tmp_path: Path, serve: Any) -> None:
     data = here / "data"
     files = {f"/v/{p.relative_to(data).as_posix()}": p for p in data.rglob("*") if p.is_file()}
     address = f"http://me:hunter2@{serve({n: p.read_bytes() for n, p in files.items()})}/v"
@@ -514,7 +510,7 @@ def test_addresses_are_shown_without_secrets(text: str) -> None:
     assert without_secrets(text) == SHOWN[text]
 
 
-def test_secrets_reach_no_file_and_no_terminal(tmp_path: Path, serve: Callable[..., str]) -> None:
+def test_secrets_reach_no_file_and_no_terminal(tmp_path: Path, serve: Any) -> None:
     """Of no command that reads a corpus, also of one that fails; nor of a recipe."""
     host = serve({"/c.tsv": corpus_of(tmp_path / "c.tsv").read_bytes()})
     address = f"http://me:{SECRETS[0]}@{host}/c.tsv?Signature={SECRETS[1]}"
@@ -738,7 +734,7 @@ class _Endless(Files, BaseHTTPRequestHandler):
 
 
 def test_a_download_without_end(
-    tmp_path: Path, serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "LARGEST", 5_000_000)
     with pytest.raises(StorageError, match="more than 5,000,000 bytes"):
