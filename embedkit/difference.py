@@ -188,16 +188,12 @@ def diff(
     if not is_dataset(folder):
         raise UsageError(f"{a} is not a dataset. Give the dataset first, then what to compare.")
     data, settings = load(folder, names[0]), tuple[str, ...]()
-    name = str(b) if isinstance(second, Path) else "the matrix"
     if foreign := not (isinstance(second, Path) and is_dataset(second)):
         y, ids = _foreign(second, names[-1], named=len(names) == 2)
+        join = _joined(data, str(b) if isinstance(second, Path) else "the matrix", ids, len(y))
     else:
         other = load(second, names[-1])
-        y, settings = other.X, _settings(data, other)
-    for source, vectors in ((a, data), (name, y)):
-        if not len(vectors):
-            raise UsageError(f"{source} has no records to compare.")
-    join = _joined(data, name, ids, len(y)) if foreign else _joined_datasets(data, other)
+        y, join, settings = other.X, _joined_datasets(data, other), _settings(data, other)
     # from here on positions are those of the joined records, in the order of A
     pair = _Pair.of(data, join.a, data.X[join.a], y[join.b])
     random = np.random.default_rng(seed)
@@ -352,8 +348,16 @@ class _Join(NamedTuple):
     other_texts: int = 0
 
 
+def _check_filled(data: VectorData, name: str, count: int) -> None:
+    """Raise if one of both has no records."""
+    for place, size in ((data.path, len(data)), (name, count)):
+        if not size:
+            raise UsageError(f"{place} has no records to compare.")
+
+
 def _joined(data: VectorData, name: str, ids: Sequence[str] | None, count: int) -> _Join:
     """By ids, in the order of the dataset; without them by order."""
+    _check_filled(data, name, count)
     if ids is None:
         if count != len(data):
             raise MismatchError(
@@ -382,6 +386,7 @@ def _joined_datasets(a: VectorData, b: VectorData) -> _Join:
 
     Without a column of ids these are row numbers, which mean something else in another corpus.
     """
+    _check_filled(a, str(b.path), len(b))
     # the same files by their hashes: rows mean the same records, whatever the ids are
     if a.manifest.source == b.manifest.source:
         join = _Join(*np.intersect1d(a.row, b.row, return_indices=True)[1:], "row")
