@@ -99,6 +99,7 @@ APPLIED: list[tuple[str, dict[str, Any]]] = [
     (ROOT, {"truncate_dim": 7}),
     (ROOT, {"prompts": {"a": None, "b": ""}}),
     (ROOT, {"prompts": {"a": "x "}, "default_prompt_name": "a"}),
+    (ROOT, {"prompts": {"a": "x ", "b": ""}, "default_prompt_name": "b"}),
     (ROOT, {"requirements": {"transformers": ">=5"}}),
     ("1_Pooling/config.json", {"include_prompt": False}),
     ("2_Dense/config.json", {"activation_function": "torch.nn.modules.dropout.Dropout"}),
@@ -129,6 +130,7 @@ NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
     ("config.json", {"transformers_weights": "other.safetensors"}, "transformers_weights"),
     ("modules.json", {"type": "sentence_transformers.models.LayerNorm"}, "LayerNorm"),
     ("modules.json", {"type": "own.Own"}, "Own"),
+    ("modules.json", {"type": "sentence_transformers.models.Transformer"}, "2_Dense (Transformer)"),
     ("1_Pooling/config.json", {"pooling_mode": "weightedmean"}, "weightedmean"),
     ("1_Pooling/config.json", {"pooling_mode": ["cls", "mean"]}, "cls and mean"),
     ("1_Pooling/config.json", {"pooling_mode": []}, "1_Pooling (Pooling) by"),
@@ -186,6 +188,20 @@ def test_modules_before_the_pooling_are_of_tokens(folder: Path) -> None:
     transformer, pooling, dense = read(folder / "modules.json")
     (folder / "modules.json").write_text(json.dumps([transformer, dense, pooling]))
     is_refused(folder, "1_Pooling (Pooling) after 2_Dense")
+    (folder / "modules.json").write_text(json.dumps([transformer]))
+    is_refused(folder, "a vector for each token: modules.json has no Pooling")
+
+
+@pytest.mark.parametrize("module", ["1_Pooling", "2_Dense"])
+def test_settings_of_a_module_that_are_missing(module: str, folder: Path) -> None:
+    (folder / module / "config.json").unlink()
+    is_refused(folder, f"{module}/config.json, which is missing")
+
+
+def test_without_modules_only_the_transformer_counts(folder: Path) -> None:
+    state(folder / ROOT, prompts={"a": "x "}, default_prompt_name="a", truncate_dim=3)
+    (folder / "modules.json").unlink()
+    equals_its_makers(folder)
 
 
 def test_a_prompt_that_is_not_pooled(folder: Path, tmp_path: Path, notes: list[str]) -> None:
