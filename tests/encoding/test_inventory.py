@@ -113,6 +113,7 @@ NOT_COMPUTED: list[tuple[str, dict[str, Any], str]] = [
     (S, {"processing_kwargs": {"text": {"add_special_tokens": False}}}, "add_special_tokens"),
     (S, {"processing_kwargs": {"text": {"truncation": False}}}, "text.truncation"),
     (S, {"processing_kwargs": {"txt": {}}}, "processing_kwargs.txt"),
+    (S, {"processing_kwargs": {"text": 3}}, "processing_kwargs.text"),
     (S, {"transformer_task": "fill-mask"}, "transformer_task"),
     (S, {"modality_config": {"message": {"method": "forward"}}}, "modality_config.message"),
     (S, {"module_output_name": "sentence_embedding"}, "module_output_name"),
@@ -164,6 +165,13 @@ def test_a_tokenizer_in_python_cannot_be_made_to_lower_case(tiny: Tiny, tmp_path
     is_refused(folder, "do_lower_case=True (sentence_bert_config.json)")
 
 
+def test_where_files_are_and_what_no_table_knows_reaches_no_loader() -> None:
+    stated = {"trust_remote_code": True, "code_revision": "main", "do_lower_case": True}
+    options = {"processor_kwargs": stated | {"vocab_file": "/etc/passwd"}, "config_kwargs": stated}
+    for name in options:
+        assert inventory.options_of(options, name) == {"do_lower_case": True}
+
+
 @pytest.mark.parametrize(
     "family", [family for family in inventory._OF_THE_CODE if family in MODEL_MAPPING_NAMES]
 )
@@ -178,6 +186,7 @@ def test_keys_of_the_code_of_a_family(family: str) -> None:
     assert keys.get("layer_norm_epsilon", (eps,)) == (eps,)
     assert keys.get("n_head", (heads,)) == (heads,)
     rules = inventory.config_rules(family)
+    assert rules["auto_map"]({"AutoModel": "own.Own"})  # the code that the class was made from
     for key, values in keys.items():
         stated = [{key: values[0]}, {key: "another"}]
         effects = [s.effect for one in stated for s in inventory.statements("", one, rules)]
