@@ -17,13 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from embedkit.choices import POOLINGS, Pooling, check_choice
-from embedkit.errors import Option, UsageError
+from embedkit.errors import Option, UsageError, did_you_mean
 from embedkit.types import Float32
 
+_COMBINATIONS = ("sum", "mean", "concat")
 # parts of a list with commas: numbers after a combination belong to it (sum:-1,-2), unless it is a
 # range (sum:-4..-1,0)
 _PART = re.compile(r"\w+:[+-]?\d+(?:,[+-]?\d+)+(?![^,])|[^,]+")
-_LAYERS = re.compile(r"(?:(sum|mean|concat):)?([+-]?\d+)(?:\.\.([+-]?\d+)|((?:,[+-]?\d+)*))")
+_LAYERS = re.compile(r"(?:(\w+):)?([+-]?\d+)(?:\.\.([+-]?\d+)|((?:,[+-]?\d+)*))")
 _COLUMN = re.compile(r"(sum|mean|concat)_(\d+(?:to\d+|(?:_\d+)+))")
 # poolings first, since some have an underscore in their names: last_token_6
 _VIEW = re.compile(rf"({'|'.join(Pooling)}|[^_]*)(?:_(.*))?", re.DOTALL)
@@ -218,6 +219,9 @@ def _parse_part(part: str, n_layers: int) -> list[LayerSpec]:
             "(sum:-4..-1, mean:…, concat:…)."
         )
     kind, first, last, further = match.groups()
+    if kind not in (None, *_COMBINATIONS):
+        near = did_you_mean(kind, _COMBINATIONS)
+        raise ValueError(f"expected sum:, mean: or concat: before a range of layers.{near}")
     numbers = [int(first), int(last)] if last else list(map(int, f"{first}{further}".split(",")))
     if not all(-n_layers - 1 <= number <= n_layers for number in numbers):
         raise ValueError(
