@@ -19,8 +19,9 @@ import numpy as np
 
 from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
-from embedkit.corpus.plan import SENTENCES, CorpusOptions, CorpusPlan, plan_corpus
-from embedkit.corpus.records import CorpusReader, Record, sentence_spans
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
+from embedkit.corpus.records import CorpusReader, Record, check_spans, sentence_spans
+from embedkit.corpus.sources import BadRecordError
 from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import dataset_folder, is_dataset
 from embedkit.dataset.read import load
@@ -41,9 +42,9 @@ from embedkit.prediction_files import (
 )
 from embedkit.runs.folder import check_alike, is_run, read_run
 from embedkit.runs.predictions import decide
-from embedkit.runs.run import FinetuneRun, PredictionRun, Run, TrainRun
+from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, Reloaded, no_progress
-from embedkit.units.units import Units, beside_numbers, lacks_column
+from embedkit.units.units import Units, beside_numbers, lacks_column, spans_of
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +106,6 @@ class Predictor(Reloaded):
         self.reads_pairs = content is not None and content.dataset.pairs
         self.labels_words = content is not None and content.level == "word"
         self.marks = content is not None and content.dataset.marked_words
-        self._spans = _spans_of(content)
         # a text of no meaning, of the kind that the run takes; what comes out is not looked at
         if warm:
             numbers = {name: [0.0] for name in self.columns}
@@ -230,14 +230,7 @@ class Predictor(Reloaded):
             return self.predict_words([texts], spans=None if spans is None else [spans])[0]  # type: ignore[list-item]
         self._check_level("word")
         texts = strings_of("texts", texts)
-        if spans is None and self._spans:
-            if self._spans != SENTENCES:
-                columns = ", ".join(self._spans)
-                raise UsageError(
-                    f"{self.run} labels spans, which {columns} of its corpus told. Predict a "
-                    "corpus that has them, or give start and end of each to predict_words()."
-                )
-            spans = list(map(sentence_spans, texts))
+        spans = self._spans(texts) if spans is None else _checked_spans(spans, texts)
         units, nothing = Units.of_texts(texts), [None] * len(texts)
         units = units.words_of(nothing, marks=self.marks) if spans is None else units.words(spans)
         # a list for each text, also for one without words that the model sees
@@ -253,6 +246,16 @@ class Predictor(Reloaded):
             about = {"word": number, "text": form, "start": start, "end": end}
             words[place].append(replace(answer, **about))
         return words
+
+    def _spans(self, texts: Sequence[str]) -> Spans | None:
+        """The spans that a run labels; ``None`` for those between white space, or by ``marks``."""
+        kind = "none" if self.content is None else spans_of(self.content.dataset.reading)
+        if kind == "columns":
+            raise UsageError(
+                f"{self.run} labels the spans that columns of its corpus tell. Predict a corpus or "
+                "a dataset that has them, or give start and end of each to predict_words()."
+            )
+        return list(map(sentence_spans, texts)) if kind == "sentences" else None
 
     def check_pairs(self, pairs: bool, *, option: str = "pairs") -> None:
         """Raise a :class:`UsageError` if the run was made on single texts, unlike these, or not.
@@ -401,6 +404,19 @@ def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[st
     return names
 
 
+def _checked_spans(spans: Spans, texts: Sequence[str]) -> Spans:
+    """The spans of each text, as a corpus would take them."""
+    if len(spans) != len(texts):
+        raise UsageError(f"there are {len(texts)} texts, and spans of {len(spans)}.")
+    for number, (text, pairs) in enumerate(zip(texts, spans, strict=True)):
+        try:
+            check_spans(pairs, text)
+        except (BadRecordError, TypeError, ValueError) as error:
+            expected = "expected start and end of words, in order and apart"
+            raise UsageError(f"of text {number}: {error}; {expected}.", spans=pairs) from error
+    return spans
+
+
 def parse_label_names(text: str | None) -> dict[str, str]:
     """Return ``0=negative,1=positive`` as a mapping.
 
@@ -518,8 +534,6 @@ def _plan_as(
     content = None if _is_checkpoint(os.fspath(run)) else read_run(Path(run))
     if isinstance(content, PredictionRun):
         names = content.dataset.reading or {}
-    # the units of the run; without them words would be predicted, under the numbers of spans
-    reading = replace(reading, spans=reading.spans or _spans_of(content))
     # what the user names is not looked up
     roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
     named = {name: names.get(name) for name in roles}
@@ -531,6 +545,18 @@ def _plan_as(
             break
     else:
         plan, columns = plan_corpus(files, reading), {}
+    spans, words = tuple(names.get("spans") or ()), getattr(content, "level", "") == "word"
+    if words and spans and not reading.spans:
+        # else words would be predicted, under the numbers of spans
+        cut = spans_of(names) == "sentences"
+        if ({*spans} <= {*plan.columns}) is cut:
+            raise UsageError(
+                f"{files[0].name} has {'a' if cut else 'no'} column {', '.join(spans)}: {run} "
+                f"labels {'sentences, cut by rule' if cut else 'the spans of such columns'}. "
+                "Extract a dataset with those, and predict it."
+            )
+        columns |= {"spans": spans}
+        plan = plan_corpus(files, replace(reading, **columns))
     if submission is not None and reading.id is None:
         first = next(iter(submission))
         if first in plan.columns:
@@ -547,10 +573,3 @@ def _plan_as(
             raise lacks_column(files[0].name, name)
     # columns of spans are read as kept columns, the last ones
     return replace(plan, keep=(*numbers, *plan.keep))
-
-
-def _spans_of(content: Run | None) -> tuple[str, ...]:
-    """The spans that a run labels: columns of its corpus, or its sentences; none of most runs."""
-    if not isinstance(content, PredictionRun) or content.level != "word":
-        return ()
-    return tuple((content.dataset.reading or {}).get("spans", ()))

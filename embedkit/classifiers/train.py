@@ -235,7 +235,8 @@ def _test_set(
     column = units.reading["word_label" if units.level == "word" else "label"]
     folder = dataset_folder(test)
     if folder is not None:
-        test_data, name = VectorData.of(folder, list(data.views), level=data.level), str(test)
+        views = list(data.views) if vectors else None
+        test_data, name = VectorData.of(folder, views, level=data.level), str(test)
         check_alike(test_data, dataset_content(data), name=name, vectors=vectors)
         further, stored = Units.of_dataset(test_data), data.manifest.job.input.label
         # the labels that a dataset stores are taken of both, whatever they are called; others are

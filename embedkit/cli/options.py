@@ -140,8 +140,8 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     ("--test", "Test set: a corpus or a dataset, with labels or without.", {"type": FILE}),
     (
         "--folds",
-        "Number of folds, if there is no --split and vectors are of no fine-tuned run, whose "
-        "folds they keep; 1: a single training, a fifth of the records held out.",
+        "Number of folds, if there is no --split; 1: a single training, a fifth of the "
+        "records held out.",
         {"default": 5},
     ),
     ("--task", "{TASKS}.", choice(TASKS, "classification")),

@@ -110,8 +110,15 @@ def read_runs(
                 f"{run.path} was made under another split than {first.path}. Make one split "
                 "(embedkit split) and give it to both with --split."
             )
-    # None for runs without a test set of their own
-    tests = {r.content.test_set and r.content.test_set.source for r in with_models(runs)}
+    # None for runs without a test set of their own; another sample of a file is another one
+    tests = {
+        run.content.test_set
+        and (
+            run.content.test_set.source,
+            np.unique(run.predictions.row[run.predictions.test]).tobytes(),
+        )
+        for run in with_models(runs)
+    }
     if len(tests) > 1:
         logger.warning(
             "the runs have different test sets, or only some of them have one: they are compared "
@@ -228,11 +235,12 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
 
 
 def spelled_as(cells: Sequence[str | None], names: Collection[str]) -> tuple[str | None, ...]:
-    """Return cells by these names, of which ``1`` may be spelled ``1.0``, as beside gaps.
+    """Return cells by these names, of which ``1`` may be spelled ``1.0``, as beside gaps, or back.
 
     Letters may be composed or decomposed.
     """
     spellings = {f"{name}.0": name for name in names}
+    spellings |= {name.removesuffix(".0"): name for name in names if name.endswith(".0")}
     spellings |= {normalize(form, name): name for name in names for form in ("NFC", "NFD")}
     return tuple(cell if cell in names else spellings.get(str(cell), cell) for cell in cells)
 

@@ -257,16 +257,7 @@ class CorpusReader:
         except (TypeError, ValueError):
             detail = f"{' to '.join(cells)[:_EXCERPT]} is neither a span nor a list as [[0, 5]]"
             raise BadRecordError("bad_span", detail) from None
-        # spans are the words of the text: in its order, visible, and none in another
-        last = 0
-        for start, end in spans:
-            if not 0 <= start < end <= len(text) or not text[start:end].strip():
-                raise BadRecordError("bad_span", f"{start} to {end} lies outside of the text")
-            if start < last:
-                raise BadRecordError(
-                    "bad_span", f"{start} to {end} begins before {last}, the last end"
-                )
-            last = end
+        check_spans(spans, text)
         return spans
 
     def _judge(self, raw: Row | Reject, row: int, number: int) -> Record | Reject | None:
@@ -427,6 +418,17 @@ def _sampled(plan: CorpusPlan, size: int) -> set[int]:
     if len(rows) > size:
         rows = np.random.default_rng(plan.seed).choice(rows, size, replace=False)
     return set(rows.tolist())
+
+
+def check_spans(spans: Any, text: str) -> None:
+    """Raise if spans are no words of a text: in its order, visible, and none in another."""
+    last = 0
+    for start, end in spans:
+        if not 0 <= start < end <= len(text) or not text[start:end].strip():
+            raise BadRecordError("bad_span", f"{start} to {end} lies outside of the text")
+        if start < last:
+            raise BadRecordError("bad_span", f"{start} to {end} begins before {last}, the last end")
+        last = end
 
 
 def sentence_spans(text: str) -> tuple[Span, ...]:

@@ -323,6 +323,8 @@ def _instead(folder: Path, modules: list[Module]) -> str:
     """
     # a fine-tuned run of embedkit
     if (folder / "run.json").is_file():
+        if not (folder / "model/fold-0").is_dir():
+            return "It is a run without an encoder of its own: give one of finetune."
         return f"Give {folder / 'model/fold-0'}, or what embedkit export makes of this run."
     if (folder / _ADAPTER).is_file():
         base = read_data(folder / _ADAPTER).get("base_model_name_or_path")

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import pickle
 import random
 import re
 import unicodedata
@@ -318,7 +319,8 @@ class TextTokenizer:
         """The same tokenizer without its lower-casing; a :class:`UsageError` if it has none."""
         normalizer = self.hf.backend_tokenizer.normalizer if self.hf.is_fast else None
         cased = cased_normalizer(normalizer)
-        if str(cased) == str(normalizer):
+        # as bytes: the text of a normalizer is cut where it has many parts
+        if pickle.dumps(cased) == pickle.dumps(normalizer):
             raise UsageError("the tokenizer keeps case.")
         # the deep copy has a backend of its own, whose normalizer can be exchanged
         copied = copy.deepcopy(self)

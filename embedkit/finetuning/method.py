@@ -43,7 +43,7 @@ from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, t
 from embedkit.machine import __version__, release_memory
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_predictions
 from embedkit.runs.figures import draw_training
-from embedkit.runs.metrics import Threshold
+from embedkit.runs.metrics import Threshold, beta_of, metrics_for
 from embedkit.runs.predictions import Subset
 from embedkit.runs.run import Cost, FinetuneRun
 from embedkit.runs.scores import metrics_of
@@ -252,6 +252,17 @@ class FineTuned(NamedTuple):
         if decided.validation:  # then there are fewer to train on
             options = replace(options, objective=decided.objective)
             decided = decide([subsets["train"] for subsets in divided])
+        # here, before hours of training: an area has no value where all are of one class
+        by, classes = decided.select_by, len(target.classes)
+        for number, subsets in enumerate(divided if classes and by != "loss" else ()):
+            y = target.y[subsets["valid"]]
+            same = metrics_for(y, np.full((len(y), classes), 0.5), beta=beta_of(by))[by]
+            if np.isnan(same.value(len(y))):
+                raise UsageError(
+                    f"it is not defined on the {len(y)} validation records of fold {number}. Pass "
+                    f"a larger {Option('validation')}.",
+                    select_by=by,
+                )
         method = self._replace(options=decided)
         if self.earlier is None:
             return method

@@ -271,7 +271,7 @@ def padded(texts: TokenizedTexts) -> dict[str, torch.Tensor]:
         "token_type_ids": stacked(texts.type_ids[texts.seen], 0),
         "attention_mask": stacked(1, 0),
     }
-    # without windows heads take the shorter way, which needs neither of these
+    # without these every sequence is a text, and all of its tokens are counted
     if len(lengths) > len(texts):
         batch["windows"] = torch.from_numpy(np.diff(texts.text_windows))
         batch["counted"] = stacked(texts.owned, 0)

@@ -12,6 +12,7 @@ the threshold of each fold, and the test set, which nothing is learnt from.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,8 @@ from embedkit.runs.split import Split, split_for
 from embedkit.types import Float64, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target, class_prior
 from embedkit.units.units import Units
+
+logger = logging.getLogger(__name__)
 
 
 class FoldFit(NamedTuple):
@@ -76,6 +79,8 @@ class Problem(NamedTuple):
         """
         target = units.target(task, separator)
         assignment = split_for(units, split, folds=folds, seed=seed, sets=target.of_sets)
+        if split is None and assignment.n_folds != folds:  # of a fine-tuned run's vectors
+            logger.info(f"{units.name} keeps the {assignment.n_folds} folds of {units.run}")
         # words without a label are in no fold
         assignment = assignment.labelled(target)
         # here, before a test set is encoded and models are fitted, which may take hours

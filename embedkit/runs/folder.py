@@ -52,7 +52,7 @@ from embedkit.runs.run import FORMAT_VERSION, KINDS, DatasetContent, PredictionR
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import write_split
 from embedkit.types import AnyPath
-from embedkit.units.units import reading_of
+from embedkit.units.units import reading_of, spans_of
 
 if TYPE_CHECKING:  # imports torch
     from embedkit.encoding.model import ModelInfo
@@ -318,13 +318,12 @@ def check_alike(data: VectorData, expected: DatasetContent, *, name: str, vector
     """
     content, differences = dataset_content(data), list[str]()
     checks: list[tuple[str, Any, Any]] = [("pairs", content.pairs, expected.pairs)]
+    if data.level == "word":
+        checks.append(("spans", spans_of(content.reading), spans_of(expected.reading)))
     if vectors:
         ours, theirs = content.vector_settings, expected.vector_settings
         differences = ours.differences(theirs)
-        if data.level == "word":
-            checks.append(("words", ours.words, theirs.words))
-            before = (expected.reading or {}).get("spans")
-            checks.append(("spans", bool(data.manifest.job.input.spans), bool(before)))
+        checks += [("words", ours.words, theirs.words)] if data.level == "word" else []
     differences += [f"{name} is {a!r}, expected {b!r}" for name, a, b in checks if a != b]
     if differences:
         raise MismatchError(

@@ -264,7 +264,9 @@ def split_for(
     of models that were trained on its held-out records. Others have the split of a file, or one by
     a kept column, or a new one, which is not stratified if labels name ``sets`` of classes.
     """
-    records, run, name = units.records, units.run, units.name
+    records, name, fold = units.records, units.name, units.fold_of_model
+    # of texts that none of the models has seen every split is honest
+    run = units.run if (fold >= 0).any() else None
     column = next(iter(split_column(split)), None)
     if column is not None:
         result = split_by_column(records, column=column, folds=folds, seed=seed, sets=sets)
@@ -279,14 +281,13 @@ def split_for(
             )
         result = align_split(file, records)
     # also where a split was passed: it may be the run's own, in a file of another name
-    if run is not None:
-        other = int((result.folds != np.array(records.column("fold"), np.int64)).sum())
-        if other:
-            raise MismatchError(
-                f"{f'column {column!r}' if column else split} has {other} of {len(records)} "
-                f"records in another fold than the models of {run}, which made the vectors of "
-                f"{name}. Leave out {Option('split')}, or pass {run / 'split.parquet'}."
-            )
+    other = int(((result.folds != fold) & (fold >= 0)).sum())
+    if run is not None and other:
+        raise MismatchError(
+            f"{f'column {column!r}' if column else split or 'its split'} has {other} of "
+            f"{len(records)} records in another fold than the models of {run}, which made the "
+            f"vectors of {name}. Leave out {Option('split')}, or pass {run / 'split.parquet'}."
+        )
     return result if units.word is None else result.of_words(units.place, units.word)
 
 

@@ -44,6 +44,7 @@ from embedkit.corpus.plan import (
     plan_corpus,
     planned_corpus,
 )
+from embedkit.corpus.readers import READERS, format_of_name, suffix_of
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.values import set_text, text_of
 from embedkit.dataset.fold_models import keys_of_texts
@@ -166,6 +167,12 @@ class Units:
         with naming(keep), planned_corpus(source, reading) as plan:
             return cls._planned(plan, level=level)
 
+    @property
+    def fold_of_model(self) -> Int64:
+        """``(n,)`` the fold whose model made a record's vectors; −1: models that never saw it."""
+        folds = [-1] * len(self.records) if self.run is None else self.records.column("fold")
+        return np.array(folds, np.int64)
+
     def further(
         self,
         source: CorpusLike,
@@ -187,15 +194,24 @@ class Units:
         if units is not None:
             if units.pairs != self.pairs:
                 raise UsageError(f"of {source} and {self.name} one is of pairs of texts.")
+            ours, theirs = spans_of(self.reading), spans_of(units.reading)
+            if self.level == "word" and ours != theirs:
+                raise MismatchError(f"spans of {source} is {theirs!r}, expected {ours!r}.")
             return units
         before, dialect = self.reading, self.reading["dialect"]
-        reading = replace(reading, **{n: before[n] for n in ("text", "text_pair", "spans")})
+        columns = ["text", "text_pair"] + ["spans"] * (self.level == "word")
+        reading = replace(reading, **{n: before[n] for n in columns})
         with input_files(source) as files:
+            kind, path = dialect["format"], files[0].path
+            # a file whose name tells another format has a dialect of its own; .txt tells none
+            if suffix_of(path) != ".txt" and format_of_name(path) not in ("", kind):
+                same = ("encoding", "header") if READERS[kind].delimiters else ("encoding",)
+                dialect = {name: dialect[name] for name in same}
             try:
                 plan = plan_corpus(files, replace(reading, **dialect))
             except CorpusError:
                 # columns by number need the dialect as it is
-                if not dialect["header"]:
+                if not dialect.get("header"):
                     raise
                 plan = plan_corpus(files, replace(reading, encoding=dialect["encoding"]))
             # labels of words come from the marks of a corpus such as CoNLL-U, or from a column,
@@ -220,14 +236,16 @@ class Units:
         reader = CorpusReader(plan, empty=empty)
         records = reader.records()
         if not records:
-            rejected = reasons_text(reader.counts.rejected)
-            raise UsageError(f"{plan.files[0].name} has no text{rejected}.")
+            name, rejected = plan.files[0].name, reasons_text(reader.counts.rejected)
+            problem = f"all records of {name} are rejected" if rejected else f"{name} has no text"
+            raise UsageError(f"{problem}{rejected}.")
         units = cls.of_records(
             records,
             plan,
             name=plan.files[0].name,
             source=tuple(file.sha256 for file in plan.files),
-            label=[r.label for r in records] if plan.label else None,
+            # labels of words come below
+            label=[r.label for r in records] if plan.label and level == "sentence" else None,
             # spans are kept too, after the columns that were asked for
             group=[r.kept[0] for r in records] if {*plan.keep} - {*plan.spans} else None,
             reading=reading_of(plan),
@@ -548,9 +566,19 @@ def unit_keys(row: Int64, word: NDArray[Any] | None) -> Int64:
 def reading_of(settings: Any) -> dict[str, Any]:
     """Return how a corpus was read, by its settings or its plan."""
     return {
-        **{name: getattr(settings, name) for name in (*_COLUMNS, *_CHOICE)},
+        **{name: getattr(settings, name) for name in (*_COLUMNS, *_CHOICE, "cuts_sentences")},
         "dialect": settings.options,
     }
+
+
+def spans_of(reading: Mapping[str, Any] | None) -> str:
+    """Return what words are by how a corpus was read.
+
+    ``sentences``, which were cut by rule, spans that ``columns`` tell, or ``none`` of these.
+    """
+    reading = reading or {}
+    told = "columns" if reading.get("spans") else "none"
+    return "sentences" if reading.get("cuts_sentences") else told
 
 
 def split_column(split: object) -> dict[str, str]:

@@ -655,6 +655,10 @@ def test_runs_with_and_without_a_test_set_are_compared_on_the_folds(
     with_test = write_fake_run(tmp_path / "a", y, proba[0], folds, test_set=own)
     row = np.arange(10, 50)
     outputs = [proba[1][row], proba[0][row]]
+    some = np.arange(5, 50)  # another sample of the same file is another test set
+    about: dict[str, Any] = {"row": some, "test_set": own}
+    fewer = write_fake_run(tmp_path / "d", y[some], proba[1][some], folds[some], **about)
+    assert compare([with_test, fewer]).counts == {"folds": 40, "test": 0}
     without, shared = write_fake_runs(tmp_path, "bc", y[row], outputs, folds[row], row=row)
     found = compare([with_test, without])
     assert any("folds alone" in note for note in notes)

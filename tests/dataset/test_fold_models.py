@@ -22,7 +22,7 @@ from embedkit.dataset.read import VectorData
 from embedkit.errors import DamagedError, MismatchError, ModelError, UsageError
 from embedkit.runs.split import TEST, read_split, split
 from embedkit.storage import file_sha256, file_sums, seal, write_sums
-from tests.finetune_fixtures import check_test_set, corpus_of, tuned, write_lines
+from tests.finetune_fixtures import check_test_set, corpus_of, finetuned, tuned, write_lines
 from tests.processes import succeed
 from tests.run_fixtures import train
 
@@ -149,6 +149,24 @@ def test_training_uses_the_split_of_the_run(shared: Path, tmp_path: Path) -> Non
     assert {row.name for row in compared.rows} >= {"a", "run"}
     probed = probe(data, out=tmp_path / "probe", view=["cls_1", "mean_2"])
     assert probed.content.split.fingerprint == plain.content.split.fingerprint
+
+
+def test_texts_that_no_model_has_seen_take_any_split(
+    shared: Path, tmp_path: Path, notes: list[str]
+) -> None:
+    texts = [f"{'bad rain' if i % 2 else 'good home'} {i} again" for i in range(20)]
+    frame = pd.DataFrame({"text": texts, "label": [str(i % 2) for i in range(20)]})
+    other = vectors(frame, tmp_path / "other", shared / "run", **LAYERS)
+    assert train(other, view="mean_2", folds=2, out=tmp_path / "a").content.split.folds == 2
+    # nor has one seen a record without a label, which is in no fold
+    frame.loc[3, "label"] = None
+    corpus = tmp_path / "some.jsonl"
+    corpus.write_text(frame.to_json(orient="records", lines=True), "utf-8")
+    tuned(corpus, tmp_path / "tuned", folds=2, epochs=1, max_length=16)
+    some = vectors(corpus, tmp_path / "some", tmp_path / "tuned", **LAYERS)
+    made = train(some, view="mean_2", folds=5, out=tmp_path / "b")
+    assert made.content.split == finetuned(tmp_path / "tuned").split
+    assert any("keeps the 2 folds" in note for note in notes)
 
 
 def test_another_split_is_refused(shared: Path, tmp_path: Path) -> None:

@@ -371,6 +371,17 @@ def test_a_tokenizer_is_made_to_lower_case_unless_it_does(before: Any) -> None:
     assert (backend.normalizer is before) == isinstance(before, normalizers.Lowercase)
 
 
+def test_lower_casing_is_found_behind_many_steps(tiny: Tiny) -> None:
+    tokenizer = load_tokenizer(find_checkpoint(str(tiny("bert"))))
+    steps = [normalizers.Replace("~", "-") for _ in range(9)]
+    many = normalizers.Sequence([*steps, normalizers.Sequence([normalizers.Lowercase()])])
+    tokenizer.hf.backend_tokenizer.normalizer = many
+    assert tokenizer.cased().hf.backend_tokenizer.normalizer.normalize_str("A~") == "A-"
+    tokenizer.hf.backend_tokenizer.normalizer = normalizers.Sequence(steps)
+    with pytest.raises(UsageError, match="keeps case"):
+        tokenizer.cased()
+
+
 @pytest.mark.parametrize("text", ["हिन्दी", "กำลัง", "ガス", "葛\U000e0100城市", "é"])
 def test_signs_belong_to_their_letters(text: str) -> None:
     for form in ("NFC", "NFD"):

@@ -122,6 +122,7 @@ def test_a_metric_that_is_not_defined_chooses_nothing(tmp_path: Path) -> None:
     file = corpus_of(tmp_path / "corpus.tsv", labels=labels)
     with pytest.raises(UsageError, match="select_by='roc_auc'"):
         tuned(file, tmp_path / "run", folds=2, select_by="roc_auc", validation=0.05)
+    assert not (tmp_path / "run.incomplete").exists()  # nothing was trained
 
 
 def test_loss_and_accuracy_of_training_are_those_of_a_plain_loop(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import embedkit
 from embedkit import CorpusOptions, Predictor
+from embedkit.dataset.read import VectorData
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizerSettings
-from embedkit.errors import CorpusError, MismatchError, UsageError
+from embedkit.errors import MismatchError, UsageError
 from embedkit.finetuning.model import padded, predict_logits, read_model
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.predict import predict_file
@@ -268,8 +270,8 @@ def test_sentences_of_a_text_are_its_words(tmp_path: Path) -> None:
 def test_spans_are_no_groups_and_a_test_set_has_its_own(tmp_path: Path) -> None:
     texts = ["the movie", "i was home", "a bus"]
     frame = pd.DataFrame({"text": texts, "at": [[[0, 3]], [[2, 5]], None], "film": ["x", "y", "y"]})
-    units = Units.of_corpus(frame, CorpusOptions(spans="at"), level="word")
-    assert units.records.group is None
+    units = Units.of_corpus(frame.assign(label="a"), CorpusOptions(spans="at"), level="word")
+    assert units.records.group is units.records.label is None  # labels of records are not learnt
     assert units.further(frame[:2].iloc[::-1]).column("text") == ["was", "the"]
     grouped = Units.of_corpus(frame, CorpusOptions(spans="at", keep=["film"]), level="word")
     assert grouped.records.group == ["x", "y", "y"]
@@ -294,11 +296,40 @@ def test_a_run_on_spans_predicts_the_spans_of_other_texts(tmp_path: Path) -> Non
     cut = [word.text for word in runs["sentences"].predict_words(texts[0])]
     assert cut == ["good bus.", "It rained home."]
     # words between white space are not what it was trained on
-    with pytest.raises(UsageError, match="labels spans, which at of its corpus told"):
+    with pytest.raises(UsageError, match="labels the spans that columns of its corpus tell"):
         runs["at"].predict_words(texts[0])
     assert [w.text for w in runs["at"].predict_words(texts[:1], spans=[[(0, 4)]])[0]] == ["good"]
-    with pytest.raises(CorpusError, match="no such column"):
+    wrong: list[Any] = [
+        [[(10, 14), (0, 4)]],
+        [[(0, 9), (4, 14)]],
+        [[(4, 99)]],
+        [[(4, 5)], []],
+        [[3]],
+    ]
+    for pairs in wrong:
+        with pytest.raises(UsageError, match="span"):
+            runs["at"].predict_words(texts[:1], spans=pairs)
+    with pytest.raises(UsageError, match="has no column at"):
         predict_file(tmp_path / "of at", write_frame(frame[["text"]], tmp_path / "bare.tsv"))
     words = extract_tiny(frame[["text"]], tmp_path / "words", words="mean").out
-    with pytest.raises(MismatchError, match="spans is False, expected True"):
+    told = "spans is 'none', expected 'columns'"
+    with pytest.raises(MismatchError, match=told):
         runs["at"].predict_stored(words)
+    with pytest.raises(MismatchError, match=f"of {words} {told[6:]}"):
+        Units.of_dataset(VectorData.of(tmp_path / "at", level="word")).further(words)
+    # of whole texts spans are no matter
+    whole = Units.of_dataset(VectorData.of(tmp_path / "at"))
+    assert len(whole.further(tmp_path / "bare.tsv")) == len(frame)
+
+
+def test_a_further_file_of_another_kind_is_read_as_it_is(tmp_path: Path) -> None:
+    lines = tmp_path / "train.txt"
+    lines.write_text("a, bus\n1\tb\n", "utf-8")
+    units = Units.of_corpus(lines, CorpusOptions(format="lines"))
+    frame = pd.DataFrame({"text": ["one, two", "three"]})
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    (tmp_path / "new.jsonl").write_text(frame.to_json(orient="records", lines=True), "utf-8")
+    for name in ("new.csv", "new.jsonl"):
+        assert units.further(tmp_path / name).column("text") == ["one, two", "three"]
+    shutil.copy(lines, tmp_path / "new.txt")
+    assert units.further(tmp_path / "new.txt").column("text") == ["a, bus", "1\tb"]
