@@ -75,7 +75,7 @@ class SeenRecords:
         if trained := int((folds == _TRAINED).sum()):
             raise UsageError(
                 f"every model was trained on {trained} of these texts, which are in several folds "
-                "or were never held out. Fine-tune with a split that keeps equal texts together.",
+                "or were never held out. Fine-tune in folds that keep equal texts together.",
                 model=self.run,
             )
         return folds

@@ -140,7 +140,8 @@ class CheckpointClassifier(TextModels):
         if kinds and not any(kind.endswith(_CLASS) for kind in kinds):
             raise ModelError(f"{checkpoint.name} is a {kinds[0]}, not a classifier. {advice}")
         if checkpoint.config.get("problem_type") == "multi_label_classification":
-            raise ModelError(f"{checkpoint.name} gives several labels (multi_label).")
+            problem = f"{checkpoint.name} gives several labels (multi_label)"
+            raise ModelError(f"{problem}. Predict with the run that it was exported from.")
         self._tokenizer = load_tokenizer(checkpoint)
         self.tokens = TokenizerSettings(usable_length(checkpoint, self._tokenizer, None))
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
