@@ -12,6 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, islice
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import numpy as np
 
 from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
-from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus, spans_of
 from embedkit.corpus.records import CorpusReader, Record, check_spans, sentence_spans
 from embedkit.corpus.sources import BadRecordError
 from embedkit.dataset.encoders import encode_as
@@ -44,7 +45,7 @@ from embedkit.runs.folder import check_alike, is_run, read_run
 from embedkit.runs.predictions import decide
 from embedkit.runs.run import FinetuneRun, PredictionRun, TrainRun
 from embedkit.types import AnyPath, Float64, Progress, ProgressCallback, Reloaded, no_progress
-from embedkit.units.units import Units, beside_numbers, lacks_column, spans_of
+from embedkit.units.units import Units, beside_numbers, lacks_column
 
 logger = logging.getLogger(__name__)
 
@@ -406,15 +407,19 @@ def _readable(classes: Sequence[str], label_names: Mapping[str, str]) -> list[st
 
 def _checked_spans(spans: Spans, texts: Sequence[str]) -> Spans:
     """The spans of each text, as a corpus would take them."""
-    if len(spans) != len(texts):
-        raise UsageError(f"there are {len(texts)} texts, and spans of {len(spans)}.")
-    for number, (text, pairs) in enumerate(zip(texts, spans, strict=True)):
+    expected = "expected a list for each text, with start and end of its words, in order and apart"
+    try:
+        lists = [[(index(start), index(end)) for start, end in pairs] for pairs in spans]
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{expected}.", spans=spans) from error
+    if len(lists) != len(texts):
+        raise UsageError(f"{expected}; there are {len(texts)} and {len(lists)}.", spans=...)
+    for number, (text, pairs) in enumerate(zip(texts, lists, strict=True)):
         try:
             check_spans(pairs, text)
-        except (BadRecordError, TypeError, ValueError) as error:
-            expected = "expected start and end of words, in order and apart"
+        except BadRecordError as error:
             raise UsageError(f"of text {number}: {error}; {expected}.", spans=pairs) from error
-    return spans
+    return lists
 
 
 def parse_label_names(text: str | None) -> dict[str, str]:

@@ -19,7 +19,7 @@ import logging
 import os
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -243,6 +243,16 @@ def class_columns(label: object, columns: Collection[str]) -> list[str]:
     texts = label.split(",") if isinstance(label, str) and label not in columns else []
     names = list(dict.fromkeys(text.strip() for text in texts))
     return names if len(names) > 1 and {*names} <= {*columns} else []
+
+
+def spans_of(reading: Mapping[str, Any] | None) -> str:
+    """Return what words are by how a corpus was read, as runs record it.
+
+    ``sentences``, which were cut by rule, spans that ``columns`` tell, or ``none`` of these.
+    """
+    reading = reading or {}
+    told = "columns" if reading.get("spans") else "none"
+    return "sentences" if reading.get("cuts_sentences") else told
 
 
 @contextmanager

@@ -259,8 +259,8 @@ class FineTuned(NamedTuple):
             same = metrics_for(y, np.full((len(y), classes), 0.5), beta=beta_of(by))[by]
             if np.isnan(same.value(len(y))):
                 raise UsageError(
-                    f"it is not defined on the {len(y)} validation records of fold {number}. Pass "
-                    f"a larger {Option('validation')}.",
+                    f"it is not defined on the {len(y)} validation records of fold {number + 1} "
+                    f"of {len(divided)}. Pass a larger {Option('validation')}.",
                     select_by=by,
                 )
         method = self._replace(options=decided)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.corpus.memory import stem_of
+from embedkit.corpus.plan import spans_of
 from embedkit.corpus.readers import READERS
 from embedkit.dataset.format import is_dataset, local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
@@ -52,7 +53,7 @@ from embedkit.runs.run import FORMAT_VERSION, KINDS, DatasetContent, PredictionR
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import write_split
 from embedkit.types import AnyPath
-from embedkit.units.units import reading_of, spans_of
+from embedkit.units.units import reading_of
 
 if TYPE_CHECKING:  # imports torch
     from embedkit.encoding.model import ModelInfo

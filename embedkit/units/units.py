@@ -43,8 +43,9 @@ from embedkit.corpus.plan import (
     class_columns,
     plan_corpus,
     planned_corpus,
+    spans_of,
 )
-from embedkit.corpus.readers import READERS, format_of_name, suffix_of
+from embedkit.corpus.readers import format_of_name, suffix_of
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.values import set_text, text_of
 from embedkit.dataset.fold_models import keys_of_texts
@@ -194,24 +195,22 @@ class Units:
         if units is not None:
             if units.pairs != self.pairs:
                 raise UsageError(f"of {source} and {self.name} one is of pairs of texts.")
-            ours, theirs = spans_of(self.reading), spans_of(units.reading)
-            if self.level == "word" and ours != theirs:
-                raise MismatchError(f"spans of {source} is {theirs!r}, expected {ours!r}.")
-            return units
+            return self._of_equal_words(units)
         before, dialect = self.reading, self.reading["dialect"]
         columns = ["text", "text_pair"] + ["spans"] * (self.level == "word")
         reading = replace(reading, **{n: before[n] for n in columns})
         with input_files(source) as files:
-            kind, path = dialect["format"], files[0].path
-            # a file whose name tells another format has a dialect of its own; .txt tells none
-            if suffix_of(path) != ".txt" and format_of_name(path) not in ("", kind):
-                same = ("encoding", "header") if READERS[kind].delimiters else ("encoding",)
-                dialect = {name: dialect[name] for name in same}
+            # any file can be read line by line: its name tells better, unless the format of such a
+            # file was named. What .txt is nobody knows
+            path, unclear = files[0].path, (".txt", suffix_of(Path(self.name)))
+            kind = "" if suffix_of(path) in unclear else format_of_name(path)
+            if kind and dialect["format"] == "lines":
+                dialect = {"encoding": dialect["encoding"]}
             try:
                 plan = plan_corpus(files, replace(reading, **dialect))
             except CorpusError:
                 # columns by number need the dialect as it is
-                if not dialect.get("header"):
+                if not dialect.get("header", True):
                     raise
                 plan = plan_corpus(files, replace(reading, encoding=dialect["encoding"]))
             # labels of words come from the marks of a corpus such as CoNLL-U, or from a column,
@@ -226,7 +225,18 @@ class Units:
             kept = tuple(name for name in (*keep, *plan.spans) if name in plan.columns)
             plan = replace(plan, id=id_, label=label, word_label=word_label, keep=kept)
             # each record of a test set is predicted, one without a text as an empty one
-            return self._planned(plan, level=self.level, empty=self.level == "sentence")
+            units = self._planned(plan, level=self.level, empty=self.level == "sentence")
+            return self._of_equal_words(units)
+
+    def _of_equal_words(self, further: Units) -> Units:
+        """Return further units, whose words must be of the same kind as these."""
+        ours, theirs = spans_of(self.reading), spans_of(further.reading)
+        if self.level == "word" and ours != theirs:
+            raise MismatchError(
+                f"{further.name} does not fit {self.name}: spans is {theirs!r}, expected {ours!r}. "
+                "Give a corpus with the same columns, or extract it with the same settings."
+            )
+        return further
 
     @classmethod
     def _planned(cls, plan: CorpusPlan, *, level: str, empty: bool = False) -> Units:
@@ -569,16 +579,6 @@ def reading_of(settings: Any) -> dict[str, Any]:
         **{name: getattr(settings, name) for name in (*_COLUMNS, *_CHOICE, "cuts_sentences")},
         "dialect": settings.options,
     }
-
-
-def spans_of(reading: Mapping[str, Any] | None) -> str:
-    """Return what words are by how a corpus was read.
-
-    ``sentences``, which were cut by rule, spans that ``columns`` tell, or ``none`` of these.
-    """
-    reading = reading or {}
-    told = "columns" if reading.get("spans") else "none"
-    return "sentences" if reading.get("cuts_sentences") else told
 
 
 def split_column(split: object) -> dict[str, str]:
