@@ -108,6 +108,9 @@ def check_company(encoder: Encoder) -> tuple[list[str], dict[str, Vectors]]:
         every[key] = vectors(encoder, texts(), views, tokens=tokens, budget=2_048)
         for company, name, _ in moved(encoder, every[key], views, tokens=tokens):
             wrong[f"{key}: {name} has other bits {company}"] = None
+        for name, values in every[key].items():
+            if not all(map(np.array_equal, values, every["everything"][name])):
+                wrong[f"{key}: {name} has other bits beside other views"] = None
     return list(wrong), every
 
 

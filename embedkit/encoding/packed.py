@@ -57,10 +57,6 @@ from embedkit.scale import undisturbed
 logger = logging.getLogger(__name__)
 
 
-_QUERIES = 4
-"""Number of copies of the query of a first token on CPU. On some processors the summation order of
-products of fewer than four rows depends on threads."""
-
 _AGREE = 1e-5
 _AGREE_IN_HALF = 5e-2
 _AGREE_IN_INT8 = 0.5
@@ -96,8 +92,10 @@ class Forward:
     """One forward of a batch: hands out layers, and ends it after the highest requested one.
 
     ``widen`` pads keys to the processor's vectors. If only first tokens are needed of the highest
-    layer, it runs twice: up to its attention, for keys and values of all tokens, which are
-    ``kept``; and then for first tokens alone.
+    layer, it runs twice: through its attention, for all tokens, of which the contexts of the first
+    ones are ``kept``; and then for first tokens alone. Three quarters of a layer's products come
+    behind its attention. A query alone would save more, but its sums are in another order: the
+    vector of [CLS] would have other bits than beside a mean.
     """
 
     def __init__(
@@ -111,14 +109,16 @@ class Forward:
         widen: bool,
     ) -> None:
         self.model, self.batch, self.widen = model, batch, widen
-        # once per batch: the maximum goes through all sequences, and every layer asks
-        self._ends, self._longest = batch.offsets.int(), max(batch.lengths)
+        # for CUDA kernels, of queries and of keys: where sequences end, and the longest one. Once
+        # per batch: the maximum goes through all sequences, and every layer asks
+        ends, longest = batch.offsets.int(), max(batch.lengths)
+        self.ends = ends, ends, longest, longest
         self._layers, self._highest, self._on_layer = layers, max(layers), on_layer
         self._first_only, self._keeps = first_only, False
         self._number = 0  # of layers that were entered
         # kept here and not in the modules: on CPU several threads run forwards of one model
         self.products: dict[Joined, tuple[Tensor, Tensor]] = {}  # of an input, three in one
-        self.kept: tuple[Tensor, Tensor] | None = None
+        self.kept: Tensor | None = None  # (first tokens, heads, size)
         self.last: Tensor | None = None
 
     def enter(self, layer: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -134,10 +134,10 @@ class Forward:
             # not layer(...): its hook, which is this method, would be called again
             layer.forward(*args, **kwargs)
         self._keeps = False
-        # the attention is limited, or the layer is of a kind that never called it: all tokens run
+        # the layer is of a kind that never called the attention: all tokens run
         if self.kept is None:
             return None
-        first, tokens = _filled(self.batch.offsets[:-1]), args[0].shape[1:2]
+        first, tokens = self._first, args[0].shape[1:2]
 
         def chosen(value: Any) -> Any:
             # states, cosines and sines of positions are (1, tokens, …); masks and biases have four
@@ -153,7 +153,7 @@ class Forward:
         rows, batch = hidden[0], self.batch
         ends = self._number == self._highest
         # one row for each sequence, and behind them those that only fill up to ROWS
-        if self.kept:
+        if self.kept is not None:
             rows = rows[: len(batch.lengths)]
         elif ends and self._first_only:
             rows = rows[batch.offsets[:-1]]
@@ -167,16 +167,20 @@ class Forward:
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, limits: Limits) -> Tensor:
         """Attention inside each sequence; all are ``(tokens, heads, size)``."""
-        if self._keeps:
-            # masks by distance are made for all queries in a row; one without its neighbours fits
-            # none
-            limited = limits.causal or limits.window is not None
-            self.kept = None if limited else (key, value)
-            raise _Done
-        key, value = self.kept or (key, value)
+        if self.kept is not None:
+            return self.kept
         short = len(self.batch.ids) < _SHORT * len(self.batch.lengths)
         kernel = (self.model.of_short if short else "") or self.model.attention
-        return KERNELS[kernel](query, key, value, self, limits)
+        context = KERNELS[kernel](query, key, value, self, limits)
+        if self._keeps:
+            self.kept = context.index_select(0, self._first)
+            raise _Done
+        return context
+
+    @cached_property
+    def _first(self) -> Tensor:
+        """Rows of the first tokens, and as many of the first one as fill up to ROWS."""
+        return _filled(self.batch.offsets[:-1])
 
     @cached_property
     def runs(self) -> list[tuple[int, int, int]]:
@@ -190,15 +194,6 @@ class Forward:
                 runs.append((start, size, length))
                 start += size * length
         return runs
-
-    @property
-    def ends(self) -> tuple[Tensor, Tensor, int, int]:
-        """Offsets of queries and of keys, and their longest sequences, for CUDA kernels."""
-        ends, longest = self._ends, self._longest
-        if self.kept:
-            # every sequence has one query; its keys are those of all its tokens
-            return torch.arange(len(ends), dtype=ends.dtype, device=ends.device), ends, 1, longest
-        return ends, ends, longest, longest
 
 
 def _attend(
@@ -232,36 +227,29 @@ def attention_kinds(device: torch.device, dtype: torch.dtype) -> tuple[str, ...]
 
 def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: Limits) -> Tensor:
     """Attention of all sequences of equal length in one call, on any device."""
-    first, device = forward.kept is not None, query.device
+    device = query.device
     # zeros and not empty: rows that only fill up stay as they are here, and what was left in memory
     # could be NaN, which reaches others as a masked key
     context = torch.zeros(query.shape, dtype=query.dtype, device=device)
     # attention alone is computed in float32; the products around it stay in half precision
     if not _attends_in(query.dtype, device):
         query, key, value = query.float(), key.float(), value.float()
-    place = 0
     for start, count, length in forward.runs:
         keys = length
         # nothing is hidden but later keys, which is_causal says without a mask
-        alone = limits.causal and limits.bias is None and (limits.window or length) >= length
-        if forward.widen and not first and length >= 5 and length % 16 >= 3:
+        causal = limits.causal and limits.bias is None and (limits.window or length) >= length
+        if forward.widen and length >= 5 and length % 16 >= 3:
             # up to twice as fast; the mask removes the following tokens at no cost
             keys = -(-length // 16) * 16
-        queries = 1 if first else length
-        query_block = _block(query, place, count, queries, queries)
-        if first and device.type == "cpu":
-            # a view: the same row is read four times, and only the first result is kept
-            query_block = query_block.expand(-1, -1, _QUERIES, -1)
         # a dense mask keeps CUDA from FlashAttention; is_causal hides following tokens as well
-        causal = alone and not first
         mask = None
         if not causal:
             mask = _mask(length, keys, limits._replace(bias=None), query.dtype, device)
         if limits.bias is not None:
-            bias = limits.bias[:, :, :queries, :length]
+            bias = limits.bias[:, :, :length, :length]
             mask = pad(bias, (0, keys - length), value=-math.inf).to(query.dtype)
         result = scaled_dot_product_attention(
-            query_block,
+            _block(query, start, count, length, length),
             _block(key, start, count, length, keys),
             _block(value, start, count, length, keys),
             attn_mask=mask,
@@ -269,11 +257,9 @@ def _runs(query: Tensor, key: Tensor, value: Tensor, forward: Forward, limits: L
             scale=limits.scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        end = place + count * queries
-        # results are (sequences, heads, queries, size) and go back to rows of tokens
-        target = context[place:end].view(count, queries, *context.shape[1:])
-        target.copy_(result[:, :, :queries].transpose(1, 2))
-        place = end
+        # results are (sequences, heads, tokens, size) and go back to rows of tokens
+        target = context[start : start + count * length].view(count, length, *context.shape[1:])
+        target.copy_(result.transpose(1, 2))
     return context
 
 
@@ -589,7 +575,7 @@ def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool
 
     before = torch.get_num_threads()
     try:
-        # attention of first tokens alone takes another way through _runs
+        # products of first tokens alone have other numbers of rows
         for first_only in (False, True):
             states = []
             for count in sorted({*threads}):  # of one thread there is nothing to compare
