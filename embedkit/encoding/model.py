@@ -25,6 +25,7 @@ from itertools import groupby
 from pathlib import Path
 from pickle import UnpicklingError
 from tempfile import TemporaryDirectory
+from threading import RLock
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,6 +104,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+MAKING = RLock()
+"""Held while a model is made: transformers patches torch for the whole process then, and of two
+threads that do so at once the patch of one would stay for good."""
 
 OnLayer = Callable[[int, Tensor], None]
 
@@ -386,7 +391,8 @@ def load_weights(
     ``light`` takes the modules of :mod:`~embedkit.encoding.bert` where these can. All else is
     loaded by transformers, by the class that holds the encoder, without a decoder if there is one.
     """
-    loaded = bert.load(checkpoint, dtype=dtype) if light else None
+    with MAKING:  # the type of new tensors is another one while transformers makes a model
+        loaded = bert.load(checkpoint, dtype=dtype) if light else None
     if loaded is None:
         from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING_NAMES
 
@@ -425,11 +431,11 @@ def load_module(
     try:
         # another class comes second, after its encoder
         if kind.startswith("Auto"):
-            with torch.device("meta"):  # where no number takes memory
+            with MAKING, torch.device("meta"):  # where no number takes memory
                 # of a configuration of its own, into which transformers writes
                 planned = getattr(transformers, kind).from_config(checkpoint.built_config())
             checkpoint.check_count(sum(weight.numel() for weight in planned.parameters()))
-        with _without_adapter(checkpoint) as folder:
+        with MAKING, _without_adapter(checkpoint) as folder:
             model, report = getattr(transformers, kind).from_pretrained(
                 str(folder),
                 config=config,

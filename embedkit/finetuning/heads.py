@@ -9,12 +9,12 @@ The contrastive head is the mean with length 1, which a classifier of scikit-lea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import init_empty_weights
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from embedkit.encoding.model import PlainModel, is_out_of_memory, takes_segments
+from embedkit.encoding.model import MAKING, PlainModel, is_out_of_memory, takes_segments
 from embedkit.encoding.products import LinearToTrain
 from embedkit.errors import UsageError, first_line
 from embedkit.finetuning.options import CONTRASTIVE, WORDS, TrainingOptions, own_head
@@ -53,6 +53,16 @@ class HeadConfig(PretrainedConfig):  # type: ignore[misc]
     target_scale: float = 1.0
 
 
+@contextmanager
+def undrawn() -> Iterator[None]:
+    """Make modules without random weights, which would be drawn only to be replaced.
+
+    Memory that nothing is written to costs nothing.
+    """
+    with MAKING, no_init_weights():
+        yield
+
+
 class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
     """An encoder of any family with a head, with random weights."""
 
@@ -66,8 +76,7 @@ class EncoderWithHead(PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: HeadConfig) -> None:
         super().__init__(config)
-        # without numbers: random ones would be drawn only to be replaced
-        with init_empty_weights(include_buffers=False), no_init_weights():
+        with undrawn():
             self.encoder = AutoModel.from_config(AutoConfig.for_model(**(config.encoder or {})))
         for module in self.encoder.modules():
             module._is_hf_initialized = True  # nor drawn by post_init() below

@@ -27,7 +27,6 @@ from typing import IO, Any
 
 import numpy as np
 import torch
-from accelerate import init_empty_weights
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -42,7 +41,7 @@ from embedkit.encoding.tables import word_tokens
 from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings, ends_of, ranges
 from embedkit.errors import ModelError, Option, UsageError, first_line
-from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig
+from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig, undrawn
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.records import canonical_json, from_json, read_json
 from embedkit.storage import unreadable
@@ -456,8 +455,8 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
         sizes = (config.encoder or {}) | {"head_size": max(config.n_outputs, *config.cnn_widths)}
         if problem := wrong_size(sizes, folder / WEIGHTS):
             raise ValueError(problem)
-        # random weights take longer than reading; a head of the user's own may look at its weights
-        with init_empty_weights(include_buffers=False) if ours else nullcontext():
+        # a head of the user's own may look at its weights
+        with undrawn() if ours else nullcontext():
             model = EncoderWithHead(config)
         stored = load_file(str(folder / WEIGHTS))
         if is_plain_head(model.config) and model.config.problem == "one_logit":
@@ -468,8 +467,8 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
         for prefix, part in sorted(_parts(model).items(), key=lambda item: -len(item[0])):
             tensors = {n: stored.pop(n) for n in [*stored] if n.startswith(prefix)}
             tensors = {n.removeprefix(prefix): value for n, value in tensors.items()}
-            # assign: the model's own tensors are empty, so that there is nothing to copy to;
-            # missing and unexpected names are errors
+            # assign: nothing is copied to the model's own tensors; missing and unexpected names are
+            # errors
             part.load_state_dict(tensors, assign=True)
     except Exception as error:  # the loaders raise what their many formats raise
         raise unreadable(folder, error, advice="Make the run again.") from error

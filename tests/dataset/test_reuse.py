@@ -136,13 +136,13 @@ def test_normalized_cut_and_two_sources(tmp_path: Path, calls_of: Any) -> None:
     options: dict[str, Any] = {"normalize": True, "dims": 5, "shard_rows": 4}
     for name, rows in (("a", OLD[:6]), ("b", OLD[4:]), ("c", [*NEW, *OLD])):
         tsv(tmp_path / f"{name}.tsv", rows)
-    for name, pooling in (("a", "cls,mean"), ("b", "mean,max")):
+    for name, pooling in (("a", "cls,mean"), ("b", "cls,max")):
         run(tmp_path / f"{name}.tsv", tmp_path / name, pooling=pooling, words="mean", **options)
     corpus, sources = tmp_path / "c.tsv", [tmp_path / "a", tmp_path / "b"]
     starts = calls_of(ShardMaker, "start")
-    run(corpus, tmp_path / "both", pooling="mean", reuse=sources, **options)
+    run(corpus, tmp_path / "both", pooling="cls", reuse=sources, **options)
     assert encoded(starts) == 6
-    check_fresh(tmp_path / "both", corpus, pooling="mean", **options)
+    check_fresh(tmp_path / "both", corpus, pooling="cls", **options)
 
 
 @pytest.mark.slow

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,17 @@ def test_of_other_heads_transformers_reads_the_encoder(
     assert np.allclose(again, probabilities(model, tokenizer), atol=1e-5)
     with pytest.raises(ModelError, match="not a classifier"):
         Predictor(folder)
+
+
+def test_models_are_made_in_several_threads(tiny: Tiny, tmp_path: Path) -> None:
+    """What transformers patches while it makes one reaches no other, and does not stay."""
+    model, tokenizer, folder = saved(tiny("roberta"), tmp_path / "m", head="mean")
+    expected = probabilities(model, tokenizer)
+    makes = [partial(read_model, folder), partial(embedkit.Encoder, tiny("deberta-v2"))] * 6
+    with ThreadPoolExecutor(4) as pool:
+        models: list[Any] = list(pool.map(lambda make: make(), makes))
+    assert all(np.array_equal(probabilities(again, tokenizer), expected) for again in models[::2])
+    assert torch.nn.init.zeros_(torch.nn.Linear(2, 2).weight.detach()).tolist() == [[0, 0], [0, 0]]
 
 
 @pytest.fixture(scope="module")
