@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import threading
@@ -154,6 +155,24 @@ def undisturbed() -> Iterator[None]:
         if torch.empty(0).device.type != "cpu":
             stack.enter_context(torch.device("cpu"))
         yield
+
+
+@contextmanager
+def random_numbers_kept() -> Iterator[None]:
+    """Give the caller's generators back as they were: a training seeds all of them."""
+    import numpy as np
+    import torch
+
+    python, arrays = random.getstate(), np.random.get_state()  # noqa: NPY002
+    # the device that is in use, if one is: others would be started by the question
+    in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = [torch.cuda.current_device()] if in_use else []
+    with torch.random.fork_rng(devices):
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)  # noqa: NPY002
 
 
 @contextmanager

@@ -24,7 +24,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from embedkit.encoding import packed
-from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.encoder import Encoder
 from tests.corpus_fixtures import Folder
 from tests.models import Plain, Tiny, build
@@ -204,7 +203,6 @@ def made(common: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folder of the tiny checkpoint of a family, built on first use."""
-    quiet_transformers()
     return cache(lambda family: build(family, tmp_path_factory.mktemp(family)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from transformers.utils import logging
 
 from embedkit import Predictor, finetune
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
@@ -60,11 +62,11 @@ def corpus_of(
     path: Path, *, count: int = N, labels: Any = None, label: bool = True, seed: int | None = None
 ) -> Path:
     """Texts of which one word tells the label; every fifth one stands there twice."""
-    random = np.random.default_rng(count if seed is None else seed)
+    rng = np.random.default_rng(count if seed is None else seed)
     words = [["bad", "rain", "bus"], ["good", "home", "영화"]]
     lines = ["text\tlabel\tid" if label else "text\tid"]
     for i in range(count):
-        told = random.choice(words[i % 2], 1 + i % 3)
+        told = rng.choice(words[i % 2], 1 + i % 3)
         text = "the movie was good" if i % 10 == 5 else f"the movie {' '.join(told)} was {i % 4}"
         shown = str(i % 2) if labels is None else labels[i]
         lines.append(f"{text}\t{shown}\tid{i}" if label else f"{text}\tid{i}")
@@ -76,7 +78,17 @@ def finetuned(run: Path) -> FinetuneRun:
 
 
 def tuned(corpus: Any, out: Path, **settings: Any) -> RunResult[FinetuneRun]:
-    return finetune(corpus, out=out, **TINY | settings)
+    before = callers_state()
+    result = finetune(corpus, out=out, **TINY | settings)
+    assert callers_state() == before
+    return result
+
+
+def callers_state() -> tuple[Any, ...]:
+    """Generators of random numbers, and what transformers shows, which are not ours to change."""
+    shows = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    arrays = np.random.get_state(legacy=False)  # noqa: NPY002
+    return *shows, str(arrays), torch.get_rng_state().tolist(), random.getstate()
 
 
 def write_lines(path: Path, *lines: str) -> Path:

@@ -58,6 +58,7 @@ from embedkit.runs.metrics import Threshold, beta_of, check_metric
 from embedkit.runs.run import Cost, ProbeRun, ReportedScore, ViewScore
 from embedkit.runs.scores import beside, metrics_of
 from embedkit.runs.split import Split
+from embedkit.scale import random_numbers_kept
 from embedkit.types import Float32, Float64, Int64, Progress, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR, Target, growing_order
 from embedkit.units.units import Labels, Units, load_or_extract
@@ -579,6 +580,7 @@ def _encoded(encode: DatasetEncoder, units: Units) -> dict[str, Float32]:
     return {f"layer_{name}": layer for name, layer in words.vectors.items()}
 
 
+@random_numbers_kept()
 def randomize(module: Any, seed: int) -> None:
     """Replace every tensor of a transformers model by that of a newly initialised one."""
     import torch

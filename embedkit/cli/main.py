@@ -37,6 +37,7 @@ def main() -> NoReturn:
     set_wait_policy()  # before the libraries that read it are loaded
     # unset, tokenizers warns and stops its threads as soon as this process forks
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # all that matters is said by us
     # as an exception, so that locks are released and unfinished files removed on the way out
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     for name in ("stdin", "stdout", "stderr"):

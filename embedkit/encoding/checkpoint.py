@@ -11,6 +11,8 @@ import hashlib
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -543,9 +545,17 @@ def check_pickle(name: str, file: str) -> None:
         )
 
 
-def quiet_transformers() -> None:
-    """Silence progress bars and load reports of transformers."""
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Silence progress bars and load reports of transformers, but not those of the caller's own."""
     from transformers.utils import logging
 
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -422,7 +422,6 @@ def load_module(
         if file.endswith(".bin"):
             check_pickle(checkpoint.name, file)
             logger.info(f"{file} is a pickle file; PyTorch's restricted reader runs no code of it")
-    quiet_transformers()
     import transformers
 
     config = checkpoint.built_config()
@@ -431,11 +430,11 @@ def load_module(
     try:
         # another class comes second, after its encoder
         if kind.startswith("Auto"):
-            with MAKING, torch.device("meta"):  # where no number takes memory
+            with MAKING, quiet_transformers(), torch.device("meta"):  # where no number takes memory
                 # of a configuration of its own, into which transformers writes
                 planned = getattr(transformers, kind).from_config(checkpoint.built_config())
             checkpoint.check_count(sum(weight.numel() for weight in planned.parameters()))
-        with MAKING, _without_adapter(checkpoint) as folder:
+        with MAKING, quiet_transformers(), _without_adapter(checkpoint) as folder:
             model, report = getattr(transformers, kind).from_pretrained(
                 str(folder),
                 config=config,

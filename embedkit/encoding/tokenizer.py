@@ -88,13 +88,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
     settings = {**checkpoint.side_json("tokenizer_config.json", TokenizerConfig), **options}
     # raises a clear error if it is damaged
     whole = bounded(checkpoint.side_json("tokenizer.json"), checkpoint.name)
-    quiet_transformers()
     casing = {} if whole else casing_of(checkpoint, settings)
     from transformers import AutoTokenizer
 
     try:
         # a panic of the Rust library is no Exception, and would pass the clause below
-        with no_panic(folder):
+        with no_panic(folder), quiet_transformers():
             tokenizer = AutoTokenizer.from_pretrained(
                 str(folder),
                 config=config,

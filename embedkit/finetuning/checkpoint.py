@@ -98,7 +98,6 @@ class FinetunedRun(TextModels):
 
     def __init__(self, run: Path, content: FinetuneRun, *, device: str, head: Any) -> None:
         where, self.tokens = choose_device(device), content.tokens
-        quiet_transformers()
         # half precision is for the kind of device it was trained on
         if content.cost.device == where.type:
             self._precision = content.precision
@@ -112,9 +111,10 @@ class FinetunedRun(TextModels):
         self._models = [read_model(folder, name).to(where) for folder in folders]
         try:
             # all folds have the same tokenizer; trust_remote_code=False runs no code of a folder
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(folders[0]), local_files_only=True, trust_remote_code=False
-            )
+            with quiet_transformers():
+                tokenizer = AutoTokenizer.from_pretrained(
+                    str(folders[0]), local_files_only=True, trust_remote_code=False
+                )
             self._tokenizer = TextTokenizer(
                 tokenizer, pad_id=content.pad_id, type_vocab=content.type_vocab
             )

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedMode
 from transformers.initialization import no_init_weights
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from embedkit.encoding.checkpoint import quiet_transformers
 from embedkit.encoding.model import MAKING, PlainModel, is_out_of_memory, takes_segments
 from embedkit.encoding.products import LinearToTrain
 from embedkit.errors import UsageError, first_line
@@ -59,7 +60,7 @@ def undrawn() -> Iterator[None]:
 
     Memory that nothing is written to costs nothing.
     """
-    with MAKING, no_init_weights():
+    with MAKING, quiet_transformers(), no_init_weights():
         yield
 
 

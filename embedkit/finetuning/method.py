@@ -30,7 +30,7 @@ from embedkit import storage
 from embedkit.choices import HEADS, Pooling
 from embedkit.dataset.fold_models import SeenRecords
 from embedkit.dataset.settings import FoldRecord
-from embedkit.encoding.checkpoint import Checkpoint
+from embedkit.encoding.checkpoint import Checkpoint, quiet_transformers
 from embedkit.encoding.model import load_model, usable_length
 from embedkit.encoding.tokenizer import TextTokenizer, load_tokenizer, note_if_spelled_out
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
@@ -48,7 +48,7 @@ from embedkit.runs.predictions import Subset
 from embedkit.runs.run import Cost, FinetuneRun
 from embedkit.runs.scores import metrics_of
 from embedkit.runs.split import TEST, UNUSED, Split, validation_records
-from embedkit.scale import undisturbed
+from embedkit.scale import random_numbers_kept, undisturbed
 from embedkit.storage import UNFINISHED
 from embedkit.types import Bool, Float64, Int64, ProgressCallback
 from embedkit.units.target import Target
@@ -341,6 +341,8 @@ class FineTuned(NamedTuple):
         return folds, choosing
 
     @undisturbed()
+    @random_numbers_kept()
+    @quiet_transformers()
     def fit(self, problem: Problem, *, progress: ProgressCallback) -> Fits:
         """Train the models that are not finished; new units get the mean of all models.
 

@@ -31,7 +31,7 @@ from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import Names
 from embedkit.dataset.settings import ModelRecord
-from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
+from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
 from embedkit.encoding.model import choose_device, choose_precision
 from embedkit.errors import Option, UsageError
 from embedkit.finetuning.method import FineTuned
@@ -174,7 +174,6 @@ def _start(
     model: str, *, revision: str | None, offline: bool
 ) -> tuple[Checkpoint, tuple[Path, FinetuneRun] | None]:
     """Return the checkpoint to start from, and the run whose training goes on, if it is one."""
-    quiet_transformers()
     folder = Path(model).expanduser()
     if not (folder / "run.json").is_file():
         return find_checkpoint(model, revision=revision, offline=offline), None

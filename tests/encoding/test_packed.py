@@ -122,7 +122,7 @@ def test_every_layer_for_every_mix_of_lengths(models: tuple[PackedModel, PlainMo
     for model, wholes in zip(models, found, strict=False):
         for top in (0, 1, model.n_layers):
             for batch, whole in zip(batches, wholes, strict=True):
-                first = states(model, batch, {0, top}, first_only=True)
+                first = states(model, batch, [0, top], first_only=True)
                 assert list(first) == sorted({0, top})
                 # to the last bit: a vector does not depend on what else is asked for
                 assert np.array_equal(first[top], whole[top][batch.offsets[:-1].numpy()])

@@ -16,7 +16,7 @@ from torch.nn import functional
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from embedkit.choices import DEFAULT_MODEL, HEADS
-from embedkit.encoding.checkpoint import find_checkpoint, quiet_transformers
+from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.products import LinearToTrain
 from embedkit.errors import ModelError, UsageError
 from embedkit.finetuning.heads import EncoderWithHead
@@ -28,8 +28,6 @@ from tests.finetune_fixtures import built, check_test_set, corpus_of, prediction
 from tests.finetuning.test_vocabulary import KEEPS
 from tests.models import _TOKENIZERS, Tiny, check_near, save_model, slow
 from tests.store_fixtures import tiny_model
-
-quiet_transformers()
 
 
 @pytest.mark.parametrize("model", [str(tiny_model()), *slow(DEFAULT_MODEL)], ids=["tiny", "minilm"])

@@ -37,7 +37,7 @@ from embedkit.runs.split import read_split, split, split_for, write_split
 from embedkit.storage import seal
 from embedkit.units.units import Units
 from tests import finetune_fixtures
-from tests.finetune_fixtures import check_test_set, predictions, write_lines
+from tests.finetune_fixtures import callers_state, check_test_set, predictions, write_lines
 from tests.models import slow
 from tests.processes import command, invoke, succeed
 from tests.run_fixtures import train, units_with
@@ -530,7 +530,9 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     same: dict[str, Any] = {"split": shared / "split.parquet"}
     views = ["cls_2", "mean_1"]
     options: dict[str, Any] = {"view": views, "control": "random-weights", **same}
+    before = callers_state()
     content = embedkit.probe(shared / "data", out=tmp_path / "probe", **options).content
+    assert callers_state() == before
     best = max(content.view_scores, key=lambda view: view.score.value)
     assert best.score.value > content.nested.majority
     assert abs(best.control - 0.5) < 0.2
