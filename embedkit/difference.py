@@ -307,7 +307,7 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
 def _vectors_of(frame: Any, column: str | None, *, named: bool) -> NDArray[Any]:
     """The column of lists, maybe written as text; or the numeric columns, numbered as ``v0`` is."""
     first = {name: frame[name].dropna().head(1).tolist() for name in frame.columns}
-    lists = [n for n, c in first.items() if c and (np.ndim(c[0]) or str(c[0]).startswith("["))]
+    lists = [name for name, cells in first.items() if cells and _numbers(cells[0]).ndim == 1]
     # a number at the end of a name is a coordinate, if other names begin alike: an id or a label
     # may be a number too
     coordinates: dict[str, dict[int, str]] = {}
@@ -316,7 +316,7 @@ def _vectors_of(frame: Any, column: str | None, *, named: bool) -> NDArray[Any]:
             coordinates.setdefault(match[1], {})[int(match[2])] = name
     # pandas calls an index that was written as a column "Unnamed: 0"
     numbered = {n: c for n, c in coordinates.items() if len(c) > 1 and n != "Unnamed: "}
-    names = [*lists, *({} if lists and column not in numbered else numbered)]
+    names = [*lists, *numbered]
     chosen = [column] if column in names else [] if named else names
     if len(chosen) != 1:
         shown = ", ".join(map(str, frame.columns))
@@ -327,16 +327,18 @@ def _vectors_of(frame: Any, column: str | None, *, named: bool) -> NDArray[Any]:
         # by number, not by place: a table may be sorted by the names of its columns
         return np.asarray(frame[[c for _, c in sorted(numbered[chosen[0]].items())]])
     rows = [_numbers(cell) for cell in frame[chosen[0]]]
-    if odd := [i for i, row in enumerate(rows) if len(row) != len(rows[0])]:
-        raise ValueError(f"{chosen[0]}, row {odd[0]}: {len(rows[odd[0]])} numbers, unlike row 0")
+    if odd := [i for i, row in enumerate(rows) if row.shape != rows[0].shape]:
+        raise ValueError(f"{chosen[0]}, row {odd[0]} has no {rows[0].size} numbers, unlike row 0")
     return np.array(rows)
 
 
-def _numbers(cell: Any) -> Any:
-    """The numbers of a vector; of a text as JSON, Python or NumPy write them."""
-    if isinstance(cell, str):
-        return [float(number) for number in cell.strip().strip("[]").replace(",", " ").split()]
-    return cell if np.ndim(cell) else []
+def _numbers(cell: Any) -> NDArray[np.float64]:
+    """The numbers of a list, or of a text as JSON, Python or NumPy write one, ``(n,)``."""
+    if isinstance(cell, str) and cell.startswith("["):
+        cell = cell.strip("[] \n").replace(",", " ").split()
+    with suppress(TypeError, ValueError):  # of classes, which may be a list too
+        return np.asarray(cell, np.float64)
+    return np.empty(())
 
 
 class _Join(NamedTuple):
@@ -350,9 +352,8 @@ class _Join(NamedTuple):
 
 def _check_filled(data: VectorData, name: str, count: int) -> None:
     """Raise if one of both has no records."""
-    for place, size in ((data.path, len(data)), (name, count)):
-        if not size:
-            raise UsageError(f"{place} has no records to compare.")
+    if not len(data) or not count:
+        raise UsageError(f"{name if len(data) else data.path} has no records to compare.")
 
 
 def _joined(data: VectorData, name: str, ids: Sequence[str] | None, count: int) -> _Join:
@@ -627,9 +628,8 @@ class _Laboratory:
                 # shortened; scaled to length 1 after that
                 x = l2_normalize(vectors[:, :width]) if unit else vectors[:, :width]
                 far = _distances(*_ROUND[rounding](x, self._y))
-                changes = self._changes(name, unit=unit, rounding=rounding)
-                changes |= {"dims": width} if vectors.shape[1] > width else {}
-                settings = {**inputs, **changes}
+                settings = {**inputs, **self._changes(name, unit=unit, rounding=rounding)}
+                settings |= {"dims": width} if vectors.shape[1] > width else {}
                 trials.append(Explanation(settings, float(far.mean()), float(far.max())))
         if not trials:
             raise UsageError(f"no view has {width} coordinates, as the other vectors have.")

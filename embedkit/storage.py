@@ -349,7 +349,8 @@ def check_place(path: Path) -> None:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise StorageError(f"cannot write {path}: no write permission for {folder}.")
     with storage_errors(path):
-        incomplete(path).exists()  # the longest name that will be there; it may be too long
+        # the longest name that will be there, of write_durably; it may be too long
+        path.with_name(f".{path.name}.{'0' * 12}.partial").exists()
 
 
 def tree_bytes(path: Path) -> int:

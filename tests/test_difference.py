@@ -185,12 +185,13 @@ def _lists(X: Floats, cell: Callable[..., object] = np.ndarray.tolist) -> pd.Dat
     """Ids and lists, or their text, the last record first."""
     with np.printoptions(floatmode="unique"):
         cells = [cell(x) for x in X]
-    return pd.DataFrame({"id": IDS, "score": 1.5, "embedding": cells}).iloc[::-1]
+    table = {"id": IDS, "score": 1.5, "tags": '["a", 2]', "embedding": cells}
+    return pd.DataFrame(table).iloc[::-1]
 
 
 def _numbers(X: Floats) -> pd.DataFrame:
     frame = pd.DataFrame(X, columns=[f"v{i}" for i in range(X.shape[1])])
-    return frame.assign(id=IDS, score=1.5).iloc[::-1]
+    return frame.assign(id=IDS, score=1.5, text="[속보] 1").iloc[::-1]
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -256,8 +257,9 @@ REFUSED: dict[str, tuple[Callable[[Floats], Any], str]] = {
     ),
     "ragged.jsonl": (
         lambda X: _lists(X).assign(embedding=[[0.0] * i for i in range(len(X))]),
-        "embedding, row 1: .* numbers, unlike row 0",
+        "embedding, row 1 has no 0 numbers, unlike row 0",
     ),
+    "box.csv": (lambda X: _numbers(X).assign(box="[0, 4]"), "it has vectors in box, v; name one"),
     "two.parquet": (
         lambda X: _lists(X).assign(other=X.tolist()),
         "vectors in embedding, other; name one",

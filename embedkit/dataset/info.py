@@ -166,7 +166,9 @@ def card_of(manifest: Manifest) -> str:
     job, totals, names = manifest.job, manifest.totals, manifest.names
     stored = job.vectors.tables
     columns = {table: view_ranges(list(manifest.columns_of(table))) for table in stored}
-    configs = [f"- config_name: {table}\n  data_files: {table}/*.parquet" for table in stored]
+    # datasets reads as many rows at once as the first row group has, which may be none
+    about = "- config_name: {0}\n  data_files: {0}/*.parquet\n  batch_size: 8192"
+    configs = [about.format(table) for table in stored]
     configs[0] += "\n  default: true"  # of sentences
     note = f" {BATCH_INVARIANT}." * batch_invariant(manifest)
     scaled = " Numbers are int8; `embedkit.scale` in the metadata of a column has the factors."

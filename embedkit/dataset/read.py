@@ -473,7 +473,16 @@ def _to_faiss(data: VectorData, out: Path) -> None:
         index = faiss.IndexIDMap2(faiss.IndexFlatIP(data.width))
         for table, vectors in _with_columns(data):
             index.add_with_ids(vectors, table.column("row").to_numpy())
-        faiss.write_index(index, str(out))
+        write_faiss(faiss, index, out)
+
+
+def write_faiss(faiss: Any, index: Any, file: Path) -> None:
+    """Write an index; a ``RuntimeError`` where the disk is full.
+
+    Given a path, faiss does not notice that the end of a file could not be written.
+    """
+    with file.open("wb") as sink:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(sink.write))
 
 
 _EXPORT = {"npy": _to_npy, "csv": _to_csv, "faiss": _to_faiss}

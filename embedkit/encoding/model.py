@@ -45,7 +45,14 @@ from embedkit.encoding.checkpoint import (
 )
 from embedkit.encoding.definition import AdapterConfig
 from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length, load_tokenizer
-from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
+from embedkit.errors import (
+    DamagedModelError,
+    EncodeError,
+    ModelError,
+    Option,
+    UsageError,
+    first_line,
+)
 from embedkit.scale import undisturbed
 
 logger = logging.getLogger(__name__)
@@ -55,7 +62,7 @@ BATCH_TOKENS = {"int8": 1_024, "cpu": 2_048, "cuda": 65_536}
 in int8, which has more of them, so that their memory is not given back after every batch."""
 
 _NO_MEMORY = re.compile(
-    "can't allocate memory|std::bad_alloc|_STATUS_ALLOC_FAILED|CUDA error: out of memory"
+    "[Cc]an(no|')t allocate memory|std::bad_alloc|_STATUS_ALLOC_FAILED|CUDA error: out of memory"
 )
 """Messages of libraries without a class of errors for lack of memory, pinned memory included."""
 
@@ -100,7 +107,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     # of NumPy and the allocator of CUDA; on CPU torch raises a plain RuntimeError
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and bool(_NO_MEMORY.search(str(error)))
+    return bool(_NO_MEMORY.search(str(error)))
 
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -454,6 +461,8 @@ def load_module(
     except ModelError:  # of adapter_config.json
         raise
     except Exception as error:  # the loader raises what its many formats raise
+        if is_out_of_memory(error):
+            raise EncodeError(f"the memory does not suffice to load {checkpoint.name}.") from error
         reason = first_line(error)
         # torch's message advises to load the file anyway
         if isinstance(error, UnpicklingError) and not adapts:

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from embedkit import storage
@@ -93,7 +94,8 @@ def packaged_checkpoint() -> Path | None:
     with storage.exclusive(folder.parent, wait=True):
         if not folder.is_dir():  # no other process has made it meanwhile
             with storage.new_folder(folder, sealed=False) as work:
-                write_checkpoint(data, work)
+                with storage.storage_errors(work, SafetensorError):
+                    write_checkpoint(data, work)
                 # on the disk before the folder gets its name; else a crash could leave a whole name
                 # with half a file
                 storage.sync_tree(work)

@@ -102,8 +102,8 @@ def free_out(
     # completed before it is judged
     storage.finish_swap(out, is_run)
     if out.exists() and not (overwrite and is_run(out)):
-        advice = f"pass {OVERWRITE} to replace it, or"
-        advice = "it is not a run of embedkit:" if overwrite else advice
+        replaced = f"pass {OVERWRITE} to replace it, or"
+        advice = replaced if is_run(out) else "it is not a run of embedkit:"
         # an empty folder, as mktemp makes it, is no obstacle
         if not out.is_dir() or any(out.iterdir()):
             raise OutputExistsError(f"{out} exists; {advice} choose another {Option('out')}.")

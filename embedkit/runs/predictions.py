@@ -24,7 +24,7 @@ from embedkit.dataset.parquet import check_columns, numbers, read_table, write_p
 from embedkit.errors import DamagedError, UsageError
 from embedkit.runs.run import TestSetContent
 from embedkit.runs.split import TEST, same_text_groups
-from embedkit.storage import check_files
+from embedkit.storage import check_files, file_sums
 from embedkit.types import Float64, Int64
 from embedkit.units.target import Target, best_set, class_prior, set_numbers
 from embedkit.units.units import Units, unit_keys
@@ -265,8 +265,10 @@ def read_predictions(
     folder: Path, classes: tuple[str, ...], views: Sequence[str] = ()
 ) -> Predictions:
     """Read the predictions of a run with these classes, none for a regression, and views."""
-    predictions, inner = _read(folder / _FILE, classes, views), folder / _INNER_FILE
-    return replace(predictions, inner=_read(inner, classes)) if inner.is_file() else predictions
+    predictions = _read(folder / _FILE, classes, views)
+    if _INNER_FILE not in file_sums(folder):
+        return predictions
+    return replace(predictions, inner=_read(folder / _INNER_FILE, classes))
 
 
 def _read(file: Path, classes: tuple[str, ...], views: Sequence[str] = ()) -> Predictions:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.choices import IndexName, SearchMetric, WhiteningKind
 from embedkit.dataset.format import Layout, read_manifest
-from embedkit.dataset.read import VectorData, load
+from embedkit.dataset.read import VectorData, load, write_faiss
 from embedkit.display import Shown
 from embedkit.errors import OVERWRITE, LockedError, MismatchError, OutputExistsError, UsageError
 from embedkit.geometry import shared_neighbours
@@ -221,12 +222,11 @@ def _in_dataset(data: VectorData) -> Iterator[None]:
 def _write_parts(faiss: Any, index: Any, fitted: Whitening | None, folder: Path) -> int:
     """Write an index and its whitening; return the bytes of the index."""
     file = folder / _FILE
-    # faiss itself does not notice that the end of a file could not be written
-    with storage.storage_errors(file, RuntimeError), file.open("wb") as sink:
-        faiss.write_index(index, faiss.PyCallbackIOWriter(sink.write))
-    if fitted is not None:
-        parts = fitted._asdict().items()
-        save_file({name: part for name, part in parts if part is not None}, folder / _WHITENING)
+    with storage.storage_errors(file, RuntimeError, SafetensorError):
+        write_faiss(faiss, index, file)
+        if fitted is not None:
+            parts = fitted._asdict().items()
+            save_file({name: part for name, part in parts if part is not None}, folder / _WHITENING)
     # all parts are on the disk before the description, without which no index is opened
     storage.sync_tree(folder)
     return file.stat().st_size

@@ -190,6 +190,9 @@ def test_stacked_blend_has_the_least_penalised_loss(tmp_path: Path, lacking: boo
         here = np.arange(150) % 5 == fold
         wanted = pool_of_two(odds[~here & known], y[~here & known], odds[here])
         assert np.allclose(found[here, 1], wanted, atol=1e-4)
+    file.unlink()
+    with pytest.raises(DamagedError, match="inner_predictions"):
+        compare(paths)
 
 
 def test_a_stack_of_few_records_and_many_classes_is_no_worse_than_the_mean() -> None:

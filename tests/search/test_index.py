@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +15,7 @@ import pytest
 import embedkit
 from embedkit.choices import INDEX_KINDS
 from embedkit.dataset.format import Layout
-from embedkit.errors import DamagedError, MismatchError, OutputExistsError
+from embedkit.errors import DamagedError, MismatchError, OutputExistsError, StorageError
 from embedkit.search.exact import Neighbours, nearest
 from embedkit.search.index import KINDS, _recall, build_index, open_index
 from embedkit.storage import seal
@@ -139,6 +141,24 @@ def test_a_stale_index_is_refused(copy: Path, dataset: Path) -> None:
         build_index(copy, kind="flat")
     build_index(copy, kind="flat", overwrite=True)
     assert callable(open_index(embedkit.load(copy), kind="flat"))
+
+
+def test_no_half_index_where_the_disk_is_full(copy: Path, tmp_path: Path) -> None:
+    """Libraries of others notice it in ways of their own, or not at all."""
+    data, out, limits = embedkit.load(copy), tmp_path / "x.faiss", getrlimit(RLIMIT_FSIZE)
+    out.write_bytes(b"an earlier one")
+    size = build_index(copy, kind="flat", whitening="center").nbytes
+    for write, most in (
+        (partial(data.export, to="faiss", out=out, overwrite=True), size - 9),
+        (partial(build_index, copy, kind="ivf", whitening="whiten"), size // 9),
+    ):
+        setrlimit(RLIMIT_FSIZE, (most, limits[1]))
+        try:
+            with pytest.raises(StorageError):
+                write()
+        finally:
+            setrlimit(RLIMIT_FSIZE, limits)
+    assert out.read_bytes() == b"an earlier one"
 
 
 @pytest.mark.parametrize("kind", ["empty", "another", "one bit"])
