@@ -12,7 +12,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -26,7 +26,7 @@ from sklearn.utils.validation import check_is_fitted
 from embedkit import storage
 from embedkit.arguments import checked_value
 from embedkit.choices import DEFAULT_MODEL, documented
-from embedkit.corpus.values import is_missing
+from embedkit.corpus.values import plain, text_of
 from embedkit.dataset.read import VectorData, load
 from embedkit.errors import DamagedError, StorageError, UsageError
 from embedkit.storage import State, state_of
@@ -322,11 +322,12 @@ def _row(value: Any) -> int:
 
 
 def _text(value: Any, i: int) -> str:
-    # a list, a dict or bytes: str() of it is the text that Python prints
-    if (isinstance(value, Iterable) and not isinstance(value, str)) or is_missing(value):
-        raise ValueError(f"X[{i}] is {value!r}, not a text; fill in or leave out such rows")
-    # of a member of an enumeration its value, which str() does not give
-    return str.__str__(value) if isinstance(value, str) else str(value)
+    # lists, bytes and objects have a text that Python prints, which nobody means
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        with suppress(TypeError):
+            if (text := text_of(plain(value))) is not None:
+                return text
+    raise ValueError(f"X[{i}] is {value!r}, not a text; fill in or leave out such rows")
 
 
 def _as_python(value: Any) -> Any:
@@ -339,8 +340,9 @@ def _column(X: Any) -> list[Any]:
     # as objects: NumPy would turn texts and None into texts of one width, and bytes into numbers
     X = bytes(X) if isinstance(X, bytearray | memoryview) else _as_python(X)
     values = np.asarray([*map(_as_python, X)] if isinstance(X, list) else X, dtype=object)
-    # a set, a mapping and a generator are one object to NumPy, whose text nobody means
-    whole = values.ndim == 0 and isinstance(X, Iterable) and not isinstance(X, str)
+    # a set, a generator and a frame that is not computed are one object to NumPy, whose text nobody
+    # means
+    whole = values.ndim == 0 and not isinstance(X, str)
     if whole or values.ndim > 2 or values.shape[1:] not in ((), (1,)):
         kind = type(X).__name__
         raise ValueError(f"X is a {kind} of shape {values.shape}; expected one column.")

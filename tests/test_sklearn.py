@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 import sklearn
@@ -68,7 +69,7 @@ def test_as_every_transformer(data: Path, which: int) -> None:
     small = pickle.dumps(step)
     assert len(small) < 5_000
     assert np.array_equal(pickle.loads(small).transform(X), expected)
-    for wrong in ([["a", "b"], ["c", "d"]], set(X), iter(X)):
+    for wrong in ([["a", "b"], ["c", "d"]], set(X), iter(X), pl.DataFrame({"x": X}).lazy()):
         with pytest.raises(ValueError, match=r"of shape (\(2, 2\)|\(\)); expected one column"):
             step.transform(wrong)
 
@@ -137,7 +138,7 @@ def test_texts_may_be_of_arrow_and_bytes_are_none() -> None:
     for odd in (bytearray(b"abc"), memoryview(b"abc"), b"abc"):
         with pytest.raises(ValueError, match="bytes"):
             fitted.transform(odd)
-    for row in ({"text": "a"}, ["a", "b"], {"a"}, None, float("nan")):
+    for row in ({"text": "a"}, ["a", "b"], {"a"}, None, float("nan"), Path("a.tsv")):
         with pytest.raises(ValueError, match=r"X\[0\] is .*not a text"):
             fitted.transform([row, "b"])
     wrong: dict[str, Any]
