@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from scipy.stats import spearmanr
 
@@ -47,7 +47,7 @@ class Task(NamedTuple):
     columns: tuple[Any, ...]
     published: float
     samples: int = 0  # records of each label in an experiment of a classification
-    quoting: str = "none"
+    quoting: Literal["none", "csv"] = "none"
     shuffled: int = 0  # the test set is so many pairs at the end, after a shuffle by seed 42
 
 

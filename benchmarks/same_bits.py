@@ -51,7 +51,7 @@ def elsewhere(name: str, folder: Folder, threads: int, texts: Sequence[str]) -> 
         yield "two workers", by_workers(folder, texts, "int8" if "int8" in name else "fp32")
 
 
-def by_workers(folder: Folder, texts: Sequence[str], precision: str) -> Floats:
+def by_workers(folder: Folder, texts: Sequence[str], precision: Any) -> Floats:
     """The vectors that two processes write to a dataset, in shards of 64 texts."""
     with tempfile.TemporaryDirectory() as scratch:
         made = embedkit.extract(

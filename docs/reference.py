@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from functools import cache
@@ -17,6 +18,7 @@ from typing import Any
 import click
 
 import embedkit
+from embedkit import choices
 from embedkit.cli.main import cli
 from embedkit.cli.options import HEADINGS
 
@@ -166,6 +168,7 @@ def stub() -> str:
     alone; type checkers and editors read them here.
     """
     imports, body = {"from embedkit import errors as errors"}, list[str]()
+    imports.add("from typing import Literal")
     for name in sorted(n for n in embedkit.__all__ if n not in ("__version__", "errors")):
         thing = getattr(embedkit, name)
         if inspect.isclass(thing):
@@ -176,8 +179,12 @@ def stub() -> str:
             if parameter.kind is parameter.KEYWORD_ONLY and "*" not in shown:
                 shown.append("*")
             optional = "" if parameter.default is parameter.empty else " = ..."
-            shown.append(f"{parameter.name}: {parameter.annotation}{optional}")
-            imports.update(_imports(parameter.annotation, thing))
+            annotation = _KIND.sub(_literal, parameter.annotation)
+            annotation += " | None" * (
+                annotation == "ProgressCallback"
+            )  # none, unless one is given
+            shown.append(f"{parameter.name}: {annotation}{optional}")
+            imports.update(_imports(annotation, thing))
         imports.update(_imports(signature.return_annotation, thing))
         listed = "".join(f"    {text},\n" for text in shown)
         body.append(f"def {name}(\n{listed}) -> {signature.return_annotation}: ...\n")
@@ -185,6 +192,19 @@ def stub() -> str:
     lines = sorted(line for line in imports if f"{line} as {line.split()[-1]}" not in imports)
     listed = f"__all__ = {sorted(embedkit.__all__)}"
     return "\n".join([about, *lines, "", listed, "__version__: str", "", *body])
+
+
+_KINDS = {
+    name: kind.__metadata__[0].extra["choices"]
+    for name, kind in vars(choices).items()
+    if hasattr(kind, "__metadata__")
+}
+_KIND = re.compile(rf"\b({'|'.join(_KINDS)})\b")
+
+
+def _literal(match: re.Match[str]) -> str:
+    """The values of a kind: an editor completes them, a type checker knows misspelt ones."""
+    return f"Literal{[*_KINDS[match[0]]]}"
 
 
 def _imports(annotation: str, function: Any) -> Iterator[str]:

@@ -4,24 +4,6 @@ from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 from embedkit import errors as errors
-from embedkit.choices import ClassWeight
-from embedkit.choices import Control
-from embedkit.choices import Engine
-from embedkit.choices import Features
-from embedkit.choices import Format
-from embedkit.choices import IndexName
-from embedkit.choices import LayoutMethod
-from embedkit.choices import Level
-from embedkit.choices import Objective
-from embedkit.choices import OnLong
-from embedkit.choices import Precision
-from embedkit.choices import Quoting
-from embedkit.choices import RunLevel
-from embedkit.choices import SearchMetric
-from embedkit.choices import Storage
-from embedkit.choices import Subtokens
-from embedkit.choices import Task
-from embedkit.choices import WhiteningKind
 from embedkit.comparison.report import CompareResult
 from embedkit.contexts.uses import WordReport
 from embedkit.corpus.memory import ArrowStream
@@ -54,6 +36,7 @@ from embedkit.units.units import Labels
 from embedkit.verification import Verification
 from pathlib import Path
 from typing import Any
+from typing import Literal
 import os
 
 __all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'diff', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'near_duplicates', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
@@ -66,7 +49,7 @@ def compare(
     metric: str | None = ...,
     min_difference: float | None = ...,
     prefer: str = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
 ) -> CompareResult: ...
 
 def diff(
@@ -77,7 +60,7 @@ def diff(
     model: str | None = ...,
     device: str = ...,
     seed: Seed = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
 ) -> Diff: ...
 
 def explore(
@@ -85,13 +68,13 @@ def explore(
     *,
     out: str | Path | None = ...,
     view: str | Sequence[str] | None = ...,
-    method: LayoutMethod = ...,
+    method: Literal['tsne', 'pca'] = ...,
     color: str | None = ...,
     label_names: Mapping[str, str] | None = ...,
     limit: Positive = ...,
     seed: Seed = ...,
     overwrite: bool = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
 ) -> Explored: ...
 
 def export(
@@ -111,7 +94,7 @@ def extract(
     overwrite: bool = ...,
     reuse: AnyPath | Sequence[AnyPath] = ...,
     allow_env_change: bool = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
@@ -119,9 +102,9 @@ def extract(
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
     spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = ...,
-    format: Format = ...,
+    format: Literal['auto', 'tsv', 'csv', 'lines', 'jsonl', 'parquet', 'arrow', 'sheet', 'conllu', 'conll'] = ...,
     encoding: str = ...,
-    quoting: Quoting = ...,
+    quoting: Literal['auto', 'none', 'csv'] = ...,
     header: bool = ...,
     delimiter: str | None = ...,
     sheet: str | None = ...,
@@ -129,7 +112,7 @@ def extract(
     sample: Positive | None = ...,
     seed: Count = ...,
     limit: Positive | None = ...,
-    words: Subtokens | None = ...,
+    words: Literal['first', 'last', 'first_last', 'mean'] | None = ...,
     tokens: bool = ...,
     special_tokens: bool = ...,
     dims: Positive | None = ...,
@@ -140,18 +123,18 @@ def extract(
     pooling: str | Sequence[str] | None = ...,
     normalize: bool | None = ...,
     max_length: Positive | None = ...,
-    on_long: OnLong | None = ...,
+    on_long: Literal['truncate', 'window', 'error'] | None = ...,
     stride: Count | None = ...,
     prefix: str | None = ...,
     prompt: str | None = ...,
-    precision: Precision | None = ...,
-    storage: Storage = ...,
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
+    storage: Literal['float32', 'float16', 'compact', 'int8'] = ...,
     device: str = ...,
     batch_tokens: Positive | None = ...,
     shard_rows: Positive | None = ...,
     store_text: bool = ...,
     workers: Positive | None = ...,
-    engine: Engine = ...,
+    engine: Literal['local', 'ray'] = ...,
     address: str | None = ...,
     gpus_per_worker: float = ...,
     part: tuple[int, int] | None = ...,
@@ -172,7 +155,7 @@ def finetune(
     test_sample: Positive | None = ...,
     test_min_chars: Count = ...,
     overwrite: bool = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
@@ -180,9 +163,9 @@ def finetune(
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
     spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = ...,
-    format: Format = ...,
+    format: Literal['auto', 'tsv', 'csv', 'lines', 'jsonl', 'parquet', 'arrow', 'sheet', 'conllu', 'conll'] = ...,
     encoding: str = ...,
-    quoting: Quoting = ...,
+    quoting: Literal['auto', 'none', 'csv'] = ...,
     header: bool = ...,
     delimiter: str | None = ...,
     sheet: str | None = ...,
@@ -190,16 +173,16 @@ def finetune(
     sample: Positive | None = ...,
     seed: Count = ...,
     limit: Positive | None = ...,
-    task: Task = ...,
-    objective: Objective | None = ...,
+    task: Literal['classification', 'regression', 'multilabel'] = ...,
+    objective: Literal['labels', 'contrastive'] | None = ...,
     label_separator: str = ...,
-    level: RunLevel = ...,
+    level: Literal['sentence', 'word'] = ...,
     head: str | Callable[[int, int], Any] | None = ...,
     cnn_widths: tuple[int, ...] = ...,
     one_logit: bool = ...,
     dropout: float | None = ...,
     max_length: Positive | None = ...,
-    on_long: OnLong = ...,
+    on_long: Literal['truncate', 'window', 'error'] = ...,
     stride: Count | None = ...,
     prefix: str | None = ...,
     epochs: Positive | None = ...,
@@ -207,12 +190,12 @@ def finetune(
     head_learning_rate: float | None = ...,
     batch_size: Positive = ...,
     accumulate: Positive = ...,
-    class_weight: ClassWeight | None = ...,
+    class_weight: Literal['balanced'] | None = ...,
     label_smoothing: float = ...,
     freeze_layers: str | int | None = ...,
     lora: Positive | None = ...,
     warmup: float = ...,
-    precision: Precision = ...,
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] = ...,
     gradient_checkpointing: bool = ...,
     patience: Positive | None = ...,
     validation: float | None = ...,
@@ -224,12 +207,12 @@ def finetune(
 def index(
     dataset: AnyPath,
     *,
-    kind: IndexName = ...,
+    kind: Literal['flat', 'hnsw', 'ivf', 'ivfpq'] = ...,
     view: str | None = ...,
-    metric: SearchMetric = ...,
-    whitening: WhiteningKind | None = ...,
+    metric: Literal['cosine', 'dot', 'euclid'] = ...,
+    whitening: Literal['center', 'whiten'] | None = ...,
     overwrite: bool = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
 ) -> IndexInfo: ...
 
 def info(
@@ -240,7 +223,7 @@ def load(
     path: AnyPath,
     view: str | Sequence[str] | None = ...,
     *,
-    level: Level = ...,
+    level: Literal['sentence', 'word', 'token'] = ...,
 ) -> VectorData: ...
 
 def near_duplicates(
@@ -248,9 +231,9 @@ def near_duplicates(
     *,
     threshold: float = ...,
     view: str | None = ...,
-    whitening: WhiteningKind | None = ...,
+    whitening: Literal['center', 'whiten'] | None = ...,
     where: str | None = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
 ) -> NearDuplicates: ...
 
 def probe(
@@ -258,35 +241,35 @@ def probe(
     *,
     out: str | Path | None = ...,
     view: str | Sequence[str] | None = ...,
-    level: RunLevel = ...,
+    level: Literal['sentence', 'word'] = ...,
     label: Labels = ...,
     estimator: str | None = ...,
-    task: Task = ...,
+    task: Literal['classification', 'regression', 'multilabel'] = ...,
     label_separator: str = ...,
     split: str | Path | Split | None = ...,
     folds: Positive = ...,
     metric: str | None = ...,
-    control: Control | None = ...,
+    control: Literal['random-weights'] | None = ...,
     learning_curve: bool = ...,
     seed: Seed = ...,
     overwrite: bool = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
     spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = ...,
-    format: Format = ...,
+    format: Literal['auto', 'tsv', 'csv', 'lines', 'jsonl', 'parquet', 'arrow', 'sheet', 'conllu', 'conll'] = ...,
     encoding: str = ...,
-    quoting: Quoting = ...,
+    quoting: Literal['auto', 'none', 'csv'] = ...,
     header: bool = ...,
     delimiter: str | None = ...,
     sheet: str | None = ...,
     min_chars: Count = ...,
     sample: Positive | None = ...,
     limit: Positive | None = ...,
-    words: Subtokens | None = ...,
+    words: Literal['first', 'last', 'first_last', 'mean'] | None = ...,
     tokens: bool = ...,
     special_tokens: bool = ...,
     dims: Positive | None = ...,
@@ -297,18 +280,18 @@ def probe(
     pooling: str | Sequence[str] | None = ...,
     normalize: bool | None = ...,
     max_length: Positive | None = ...,
-    on_long: OnLong | None = ...,
+    on_long: Literal['truncate', 'window', 'error'] | None = ...,
     stride: Count | None = ...,
     prefix: str | None = ...,
     prompt: str | None = ...,
-    precision: Precision | None = ...,
-    storage: Storage = ...,
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
+    storage: Literal['float32', 'float16', 'compact', 'int8'] = ...,
     device: str = ...,
     batch_tokens: Positive | None = ...,
     shard_rows: Positive | None = ...,
     store_text: bool = ...,
     workers: Positive | None = ...,
-    engine: Engine = ...,
+    engine: Literal['local', 'ray'] = ...,
     address: str | None = ...,
     gpus_per_worker: float = ...,
     part: tuple[int, int] | None = ...,
@@ -329,7 +312,7 @@ def similarity(
     max_length: int | None = ...,
     out: str | Path | None = ...,
     overwrite: bool = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
 ) -> PairSimilarity: ...
 
 def split(
@@ -363,38 +346,38 @@ def train(
     *,
     out: str | Path | None = ...,
     view: str | Sequence[str] | None = ...,
-    level: RunLevel = ...,
+    level: Literal['sentence', 'word'] = ...,
     label: Labels = ...,
     estimator: str | None = ...,
-    features: Features = ...,
+    features: Literal['vectors', 'tfidf'] = ...,
     columns: str | Sequence[str] = ...,
-    task: Task = ...,
+    task: Literal['classification', 'regression', 'multilabel'] = ...,
     label_separator: str = ...,
     split: str | Path | Split | None = ...,
     folds: Positive = ...,
     test: CorpusLike | None = ...,
     threshold: str | float | None = ...,
     tune: bool = ...,
-    class_weight: ClassWeight | None = ...,
+    class_weight: Literal['balanced'] | None = ...,
     seed: Seed = ...,
     overwrite: bool = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
     text: str | None = ...,
     text_pair: str | None = ...,
     id: str | None = ...,
     keep: Sequence[str] = ...,
     word_label: str | None = ...,
     spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = ...,
-    format: Format = ...,
+    format: Literal['auto', 'tsv', 'csv', 'lines', 'jsonl', 'parquet', 'arrow', 'sheet', 'conllu', 'conll'] = ...,
     encoding: str = ...,
-    quoting: Quoting = ...,
+    quoting: Literal['auto', 'none', 'csv'] = ...,
     header: bool = ...,
     delimiter: str | None = ...,
     sheet: str | None = ...,
     min_chars: Count = ...,
     sample: Positive | None = ...,
     limit: Positive | None = ...,
-    words: Subtokens | None = ...,
+    words: Literal['first', 'last', 'first_last', 'mean'] | None = ...,
     tokens: bool = ...,
     special_tokens: bool = ...,
     dims: Positive | None = ...,
@@ -405,18 +388,18 @@ def train(
     pooling: str | Sequence[str] | None = ...,
     normalize: bool | None = ...,
     max_length: Positive | None = ...,
-    on_long: OnLong | None = ...,
+    on_long: Literal['truncate', 'window', 'error'] | None = ...,
     stride: Count | None = ...,
     prefix: str | None = ...,
     prompt: str | None = ...,
-    precision: Precision | None = ...,
-    storage: Storage = ...,
+    precision: Literal['auto', 'fp32', 'bf16', 'fp16', 'int8'] | None = ...,
+    storage: Literal['float32', 'float16', 'compact', 'int8'] = ...,
     device: str = ...,
     batch_tokens: Positive | None = ...,
     shard_rows: Positive | None = ...,
     store_text: bool = ...,
     workers: Positive | None = ...,
-    engine: Engine = ...,
+    engine: Literal['local', 'ray'] = ...,
     address: str | None = ...,
     gpus_per_worker: float = ...,
     part: tuple[int, int] | None = ...,
@@ -429,7 +412,7 @@ def verify(
     model: str | None = ...,
     device: str = ...,
     seed: Seed = ...,
-    progress: ProgressCallback = ...,
+    progress: ProgressCallback | None = ...,
 ) -> Verification: ...
 
 def words(

@@ -141,7 +141,7 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
         # a list of texts may hold NUL: where a text is one of a corpus, it is no path
         of_paths = any(kind.name == "a list, each a text or a path" for kind in kinds)
         several = of_paths and isinstance(settled, list | tuple)
-        for path in settled if several else [settled] * (_PATH in kinds):
+        for path in settled if several else [settled] * (_PATH in kinds or of_paths):
             if isinstance(path, str | os.PathLike) and "\0" in os.fspath(path):
                 raise UsageError("a path has no NUL.", **{name: path})
         return settled
@@ -150,8 +150,8 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
         return value
     expected = " or ".join(kind.name for kind in kinds if kind.name != "None")
     if hasattr(value, "get_params"):  # an estimator of scikit-learn, which is named
-        module = type(value).__module__.partition("._")[0]
-        expected += f", as '{module}:{type(value).__name__}'"
+        kind = value if isinstance(value, type) else type(value)
+        expected += f", as '{kind.__module__.partition('._')[0]}:{kind.__name__}'"
     raise UsageError(f"expected {expected}.", **{name: value})
 
 

@@ -75,6 +75,14 @@ def run_locally(
             running[future] = place, task
 
     try:
+        # a process that cannot begin would take all attempts of all tasks
+        try:
+            for begun in [pool.submit(int) for pool in pools]:
+                begun.result()
+        except BrokenProcessPool as error:
+            problem = "a worker process ended before its first task. In a script, what starts them "
+            problem += "stands below if __name__ == '__main__':, and the script is a file."
+            raise UsageError(problem, workers=len(pools)) from error
         while todo or running:
             begin()
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 _CHUNK = 1_024
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class PairSimilarity(Shown):
     """Cosines of all pairs."""
 

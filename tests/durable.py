@@ -215,7 +215,7 @@ def _tree(names: Names, data: dict[int, bytes], folder: int = 0, start: str = ""
 
 
 def _dataset(folder: Path) -> Any:
-    levels = ["sentence"] + [n for n in ("word", "token") if (folder / f"out/{n}s").is_dir()]
+    levels: Any = ["sentence"] + [n for n in ("word", "token") if (folder / f"out/{n}s").is_dir()]
     data = [embedkit.load(folder / "out", level=level) for level in levels]
     return levels, [(d.X.tobytes(), d.ids.tolist(), d.y.tolist(), d.row.tolist()) for d in data]
 

@@ -127,9 +127,9 @@ def words(
         return layers
 
     if isinstance(source, str | os.PathLike):
+        uses = uses_in_dataset(source, word, match=match)
         if model is not None:
             raise UsageError(f"the vectors of {source} are stored. Leave it out.", model=model)
-        uses = uses_in_dataset(source, word, match=match)
         assert uses.data is not None
         layers = layers_of(uses.data.manifest.job.model.n_layers)
     else:
@@ -307,7 +307,7 @@ def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[Lines]
 _SAMPLED_WORDS = 10_000
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class WordReport(Shown):
     """The uses of a word compared with each other and with other words."""
 

@@ -215,7 +215,7 @@ def _spool(corpus: Any, folder: Path) -> Path:
             return file
     # whole numbers beyond 64 bits overflow
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        problem = f"{first_line(error)}. Convert that column to str, or drop it."
+        problem = f"{first_line(error)}. Convert that column to str, rename or drop it."
         raise UsageError(f"the {kind} cannot be read as a table: {problem}") from error
     file = folder / f"{kind}.jsonl"
     lines = (_json_line(record, number) for number, record in enumerate(corpus))

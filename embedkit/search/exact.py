@@ -365,7 +365,7 @@ class Searcher(Reloaded):
         device: str = "auto",
         finder: Finder | None = None,
         warm: bool = True,
-        progress: ProgressCallback = no_progress,
+        progress: ProgressCallback | None = no_progress,
     ) -> None:
         super().__init__(locals())
         if finder is not None and where is not None:
@@ -385,7 +385,8 @@ class Searcher(Reloaded):
             # the last bits of a product hang on the shape of its matrices, and a warm search
             # answers as a cold one
             read = cache(partial(rows_of, self.data, **about)) if held else None
-            finder = partial(nearest, self.data, read=read, progress=progress, **about)
+            about |= {"read": read, "progress": progress or no_progress}
+            finder = partial(nearest, self.data, **about)
         self._find = finder
         every, self._keep_duplicates = np.arange(len(self.data)), keep_duplicates
         among = every if self._chosen is None else every[self._chosen]

@@ -319,7 +319,7 @@ def test_int8_is_scaled_by_shard_and_says_what_it_costs(corpus: Path, tmp_path: 
             parts.append(matrix(small, name) * scale)
             assert (np.abs(parts[-1] - values) <= scale * 0.501).all()
         level, view = folder.removesuffix("s"), name.removeprefix("layer_")
-        data = embedkit.load(result.out, view, level=level)
+        data = embedkit.load(result.out, view, level=level)  # type: ignore[arg-type]
         assert data.X.dtype == np.float32
         np.testing.assert_allclose(data.X, np.concatenate(parts), rtol=1e-5)
     files = result.out / "sentences/*.parquet"

@@ -55,7 +55,7 @@ def test_what_info_tells_is_what_is_worked_out_by_hand(made: Path) -> None:
 
 
 @pytest.mark.parametrize(("level", "table"), [("word", "words"), ("token", "tokens")])
-def test_a_level_is_its_table(made: Path, level: str, table: str) -> None:
+def test_a_level_is_its_table(made: Path, level: Any, table: str) -> None:
     with chdir(made.parent):  # it is read from elsewhere
         data = embedkit.load(made.name, "2", level=level)
     frame = pd.concat(map(pd.read_parquet, sorted((made / table).iterdir())))
@@ -92,14 +92,14 @@ def test_what_is_not_stored(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="layer_1, layer_2"):
         embedkit.load(made, "0", level="word")
     with pytest.raises(UsageError, match="level"):
-        embedkit.load(made, level="words")
+        embedkit.load(made, level="words")  # type: ignore[arg-type]
     bare = run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out", words="mean").out
     with pytest.raises(UsageError, match="tokens=True"):
         embedkit.load(bare, level="token")
 
 
 @pytest.mark.parametrize("level", ["sentence", "word", "token"])
-def test_a_frame_has_all_columns(made: Path, level: str) -> None:
+def test_a_frame_has_all_columns(made: Path, level: Any) -> None:
     view = ["mean_1", "cls_2"] if level == "sentence" else ["1", "2"]
     data = embedkit.load(made, view, level=level)
     frame = data.to_pandas()

@@ -6,6 +6,7 @@ Run by ``pytest -m gpu``; skipped where there is no device.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -116,7 +117,7 @@ def test_a_shard_does_not_wait_until_it_is_read(tiny_bert: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
-def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) -> None:
+def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: Any) -> None:
     texts = [f"{'a movie ' * (i % 40)}{('bad', 'good')[i % 2]} {i}" for i in range(120)]
     embedkit.extract(
         texts,
@@ -137,7 +138,7 @@ def test_extraction_end_to_end(tiny_bert: Path, tmp_path: Path, precision: str) 
 
 
 @pytest.mark.parametrize("precision", ["fp32", "auto"])
-def test_fine_tuning_of_one_epoch(tiny_bert: Path, tmp_path: Path, precision: str) -> None:
+def test_fine_tuning_of_one_epoch(tiny_bert: Path, tmp_path: Path, precision: Any) -> None:
     result = embedkit.finetune(
         write_reviews(tmp_path / "corpus.tsv", 120, rejected=False),
         out=tmp_path / "run",

@@ -365,7 +365,7 @@ def test_trees_that_lead_elsewhere(here: Path, pattern: str, instead: Any) -> No
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
-def test_an_index_names_no_other_file(here: Path, kind: str) -> None:
+def test_an_index_names_no_other_file(here: Path, kind: Any) -> None:
     info = embedkit.index(here / "data", kind=kind, overwrite=True)
     folder = here / f"data/_embedkit/index/mean_2.{kind}.cosine"
     lists = faiss.index_factory(info.width, "IVF1,Flat", faiss.METRIC_INNER_PRODUCT)

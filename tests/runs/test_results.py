@@ -552,7 +552,7 @@ def test_probe(shared: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="probe"):
         Predictor(tmp_path / "probe", device="cpu")
     with pytest.raises(UsageError, match="control='noise'"):
-        embedkit.probe(shared / "data", out=tmp_path / "other", control="noise")
+        embedkit.probe(shared / "data", out=tmp_path / "other", control="noise")  # type: ignore[arg-type]
 
 
 # the command line

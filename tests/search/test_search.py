@@ -349,7 +349,7 @@ UNANSWERED: list[tuple[Any, str]] = [
     (lambda d: Searcher(d, warm=False).vectors(np.ones((1, 5))), "16"),
     (lambda d: Searcher(d, warm=False).vectors(np.full((1, 16), np.nan)), "NaN"),
     (lambda d: Searcher(d, warm=False).vectors(np.array([["a"] * 16])), "numbers"),
-    (lambda d: embedkit.index(d, kind="tree"), "kind='tree'"),
+    (lambda d: embedkit.index(d, kind="tree"), "kind='tree'"),  # type: ignore[arg-type]
     (lambda d: search(d, "good", where="colour = 'red'"), "where="),
     (lambda d: search(d, "good", where="label = "), "where="),
     (lambda d: search(d, "good", where="label = '1'; DROP TABLE x"), "where="),
