@@ -25,6 +25,7 @@ from embedkit.dataset.read import load
 from embedkit.encoding.windows import match
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import in_context
+from embedkit.records import from_json
 from embedkit.runs.predictions import Predictions, confidence_of
 from embedkit.runs.run import ClassScore, FinetuneRun, PredictionRun, ProbeRun
 from embedkit.runs.scores import scores_by_class
@@ -286,8 +287,11 @@ def _texts(
     else:
         # as it was read for the first run: with another quoting or format its rows would be other
         # records
-        read = compared.runs[0].content.dataset.reading or {}
-        reading = {name: read.get(name) for name in ("text", "text_pair")} | read.get("dialect", {})
+        run = compared.runs[0]
+        read = run.content.dataset.reading or {}
+        file = run.path / "run.json"
+        dialect = from_json(dict[str, Any], read.get("dialect", {}), file=file)
+        reading = dialect | {name: read.get(name) for name in ("text", "text_pair")}
         plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
         units = Units.of_records(CorpusReader(plan).records(), plan)
         columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
