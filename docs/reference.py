@@ -180,9 +180,8 @@ def stub() -> str:
                 shown.append("*")
             optional = "" if parameter.default is parameter.empty else " = ..."
             annotation = _KIND.sub(_literal, parameter.annotation)
-            annotation += " | None" * (
-                annotation == "ProgressCallback"
-            )  # none, unless one is given
+            if annotation == "ProgressCallback":  # which is none unless one is given
+                annotation += " | None"
             shown.append(f"{parameter.name}: {annotation}{optional}")
             imports.update(_imports(annotation, thing))
         imports.update(_imports(signature.return_annotation, thing))

@@ -77,11 +77,11 @@ def run_locally(
     try:
         # a process that cannot begin would take all attempts of all tasks
         try:
-            for begun in [pool.submit(int) for pool in pools]:
+            for begun in [pool.submit(int) for pool, _ in zip(pools, todo, strict=False)]:
                 begun.result()
         except BrokenProcessPool as error:
-            problem = "a worker process ended before its first task. In a script, what starts them "
-            problem += "stands below if __name__ == '__main__':, and the script is a file."
+            problem = "a worker process ended before its first task. A script that starts them is "
+            problem += "a file, in which the call stands below if __name__ == '__main__':"
             raise UsageError(problem, workers=len(pools)) from error
         while todo or running:
             begin()
