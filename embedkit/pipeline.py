@@ -498,9 +498,10 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
     except (OSError, HTTPException) as error:
         if isinstance(error, HTTPError):
             error.close()  # it holds the answer
+        reason = str(getattr(error, "reason", None) or error).partition("\n")[0]
         raise errors.StorageError(
-            f"{shown} cannot be downloaded: {getattr(error, 'reason', None) or error}. Check the "
-            f"network, or put the file at {target} yourself."
+            f"{shown} cannot be downloaded: {reason}. Check the network, or put the file at {target} "
+            "yourself."
         ) from error
     return True
 

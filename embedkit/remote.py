@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from embedkit.errors import EmbedkitError, OutputExistsError, StorageError, UsageError, first_line
-from embedkit.storage import SUMS, file_sums, without_secrets
+from embedkit.storage import FULL, SUMS, file_sums, without_secrets
 from embedkit.types import AnyPath
 
 PROTOCOLS = ("https", "http", "s3", "gs", "az", "hf")
@@ -166,8 +166,15 @@ def store_of(
     import fsspec
 
     shown = without_secrets(address)
+    options: dict[str, Any] = {}
+    if address.startswith("http"):
+        import aiohttp
+
+        # by default it ends every answer after five minutes, however fast it comes in
+        patience = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+        options = {"client_kwargs": {"timeout": patience}}
     try:
-        store, root = fsspec.url_to_fs(address)
+        store, root = fsspec.url_to_fs(address, **options)
         # fsspec keeps file systems and their listings: other processes may have written meanwhile
         store.invalidate_cache()
         yield store, root.rstrip("/")
@@ -177,8 +184,10 @@ def store_of(
         raise
     except Exception as problem:  # every file system has errors of its own
         cause = problem.__cause__
-        # which fsspec also raises where there is no connection
-        missing = isinstance(problem, FileNotFoundError)
+        if getattr(problem, "errno", None) in FULL:
+            raise
+        # which fsspec also raises where there is no connection, and for other answers than 404
+        missing = isinstance(problem, FileNotFoundError) and getattr(cause, "status", 404) == 404
         if missing and (not isinstance(cause, OSError) or isinstance(cause, FileNotFoundError)):
             raise error(f"{shown} does not exist.") from problem
         reason = without_secrets(first_line((missing and cause) or problem)).rstrip(".")

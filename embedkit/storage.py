@@ -54,6 +54,9 @@ is replaced; deleted last. Other readers skip it, since its name begins with an 
 
 
 # re-entrant, since a folder makes its parents first
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of errors where a disk, a quota or a file is full."""
+
 _MAKING = threading.RLock()
 SUMS = "SHA256SUMS"
 CARD = "README.md"
@@ -88,7 +91,7 @@ def storage_errors(path: Path, *exceptions: type[Exception]) -> Iterator[None]:
         hint = ""
         # the errors of libraries have no number, and where they fail to write the disk is nearly
         # always full
-        if exceptions or number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if exceptions or number in FULL:
             free = free_bytes(path) / 1e6
             hint = f" ({free:,.1f} MB free). Free some space and run the same command again"
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS):
@@ -347,7 +350,8 @@ def check_place(path: Path) -> None:
     if not folder.is_dir():
         raise StorageError(f"cannot write {path}: {folder} is a file. Name another place.")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise StorageError(f"cannot write {path}: no write permission for {folder}.")
+        advice = Option("out", before=" Pass ", after=" as a folder that you may write to.")
+        raise StorageError(f"cannot write {path}: no write permission for {folder}.{advice}")
     with storage_errors(path):
         # the longest name that will be there, of write_durably; it may be too long
         path.with_name(f".{path.name}.{'0' * 12}.partial").exists()
@@ -441,7 +445,8 @@ def file_sums(folder: Path, *, torn: bool = False, advice: str = "") -> dict[str
         if not lines and not torn:
             raise ValueError("it is empty")
     except OSError as error:
-        raise unreadable(file, error, advice=advice) from error
+        # of the list itself, or of a file that it names
+        raise unreadable(Path(error.filename or file), error, advice=advice) from error
     except ValueError as error:
         raise DamagedError(f"{file} is damaged: {error}. {advice}".rstrip()) from error
     return sums

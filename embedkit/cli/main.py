@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from io import TextIOWrapper
 from itertools import chain
+from pathlib import Path
 from typing import Any, NoReturn
 
 import click
@@ -24,7 +25,7 @@ from embedkit.cli.data import extract, info, tokenize, verify
 from embedkit.cli.learn import export, finetune, predict, probe, split, train
 from embedkit.cli.look import diff, explore, index, search, similarity, words
 from embedkit.cli.more import doctor, fetch, run
-from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+from embedkit.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, StorageError
 from embedkit.machine import __version__, set_wait_policy
 
 
@@ -50,6 +51,9 @@ def main() -> NoReturn:
         # escapes them, so that what --json prints stays that
         codecs.register_error("json", _escaped)
         stdout.reconfigure(errors="json")
+    if not Path().exists():
+        complain("the current folder was deleted. Change to another one.")
+        sys.exit(StorageError.exit_code)
     try:
         code: Any = cli.call(sys.argv[1:], started=STARTED)
     except (KeyboardInterrupt, click.exceptions.Abort):  # click replaces the former

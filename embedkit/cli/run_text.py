@@ -90,12 +90,13 @@ def run_info_text(path: Path, content: Run) -> str:
 
 
 def _prediction_finding(content: PredictionRun) -> str:
-    # the test set, where there is one: nothing was chosen by it
-    subset = "test" if "test" in content.scores else "cross_validation"
-    count = content.records["test"] if subset == "test" else content.records["folds"]
     metric = _headline(content)
+    # the test set, where there is one that says something: nothing was chosen by it
+    tested = content.scores.get("test", {}).get(metric)
+    subset = "test" if tested and math.isfinite(tested.value) else "cross_validation"
     if metric not in content.scores.get(subset, {}):
-        return f"{count:,} {content.noun}s with one label only: there is no {metric}"
+        count = count_text(content.records["folds"], content.noun)
+        return f"{count} with one label only: there is no {metric}"
     score = content.scores[subset][metric]
     baseline = _against(content, metric, score)
     return f"{_score(metric, score)}: {baseline}"

@@ -239,8 +239,10 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
         yield _effect(compared, "Blend", blends[0], single, models)
     tuned = [row for row in runs if row.kind == "finetuned"]
     classifiers = [row for row in runs if row.kind != "finetuned"]
-    if tuned and classifiers:
-        yield _tuning(compared, tuned[0], classifiers[0])
+    # alone, it is only said of one that was not trained to its end, which goes first
+    others = [*classifiers, compared.row(MAJORITY)]
+    if tuned and (classifiers or untrained_text(_tuned(compared, tuned[0]))):
+        yield _tuning(compared, tuned[0], others[0])
     elif sentences and not tuned:
         yield _not_tried("Fine-tuning", _command(compared, "finetune"))
     curves = [curve for _, probe in compared.probes for curve in _curve(probe)]
@@ -309,15 +311,23 @@ def _effect(compared: Compared, question: str, row: Row, other: Row, note: str) 
 
 def _tuning(compared: Compared, tuned: Row, other: Row) -> Decision:
     """Whether fine-tuning is worth it: a run that was still improving never says no."""
-    run = _run(compared, tuned.name)
-    assert isinstance(run.content, FinetuneRun)
-    reason = untrained_text(run.content)
+    content = _tuned(compared, tuned)
+    reason = untrained_text(content)
     note = f"{UNTRAINED}: {reason}" if reason else ""
     decision = _effect(compared, "Fine-tuning", tuned, other, note)
     if not reason or decision.answer == "yes":
         return decision
-    command = run.content.going_on(portable(run.path))
+    folder = _run(compared, tuned.name).path
+    # as it can be typed here, whatever folder the run was made from
+    corpus, longer = folder / content.dataset.path, _free(folder.with_name(f"{folder.name}-longer"))
+    command = content.going_on(*map(portable, (folder, corpus, longer)))
     return replace(decision, answer=UNTRAINED, tone="open", why=reason, command=command)
+
+
+def _tuned(compared: Compared, row: Row) -> FinetuneRun:
+    content = _run(compared, row.name).content
+    assert isinstance(content, FinetuneRun)
+    return content
 
 
 def _curve(content: ProbeRun) -> Iterator[Decision]:
@@ -340,12 +350,16 @@ def _curve(content: ProbeRun) -> Iterator[Decision]:
     yield Decision("More labels", answer, tone, why, sentence)
 
 
-def _command(compared: Compared, command: str, *options: str) -> str:
-    """A command on the dataset and split of the runs; empty if it or its labels are gone."""
+def _command(compared: Compared, command: str, *options: str, of: str = "") -> str:
+    """A command on the dataset and split of the runs; empty if it or its labels are gone.
+
+    The dataset is that of the run ``of``, if one is given.
+    """
     # vectors of fold models belong to a run, and cannot be probed or trained on under another
     # split; then the dataset that most runs share
     datasets = sorted(
-        compared.datasets, key=lambda d: (d.manifest.job.folds is not None, -len(d.runs))
+        (dataset for dataset in compared.datasets if not of or of in dataset.runs),
+        key=lambda d: (d.manifest.job.folds is not None, -len(d.runs)),
     )
     if not datasets:
         return ""
@@ -405,7 +419,7 @@ def _training(compared: Compared, chosen: Row) -> tuple[str, str]:
     options = ["--view", ",".join(views)]
     if content.estimator not in ("logreg", "ridge"):  # which train takes by default
         options += ["--estimator", content.estimator]
-    command = _command(compared, "train", *options)
+    command = _command(compared, "train", *options, of=chosen.name)
     return command, sentence if command else ""
 
 
@@ -442,7 +456,8 @@ def notices(compared: Compared, cases: Cases) -> Iterator[Notice]:
         sentence = f"{labels} that all methods and the nearest {compared.noun}s contradict."
         yield Notice(f"{labels} to check", sentence, "relabel")
     if count := len(cases.lists.get("all_wrong", ())):
-        sentence = f"{count:,} of {len(cases.records.row):,} are predicted wrongly by every run."
+        verb = "is" if count == 1 else "are"
+        sentence = f"{count:,} of {len(cases.records.row):,} {verb} predicted wrongly by every run."
         short = f"{count_text(count, compared.noun)} that no run gets right"
         yield Notice(short, sentence, "all_wrong")
 

@@ -273,10 +273,12 @@ def _facts(compared: Compared) -> str:
     of_datasets = [dataset.manifest.names for dataset in compared.datasets] or of_runs
     inputs = dict.fromkeys(Path(file).name for names in of_datasets for file in names.inputs)
     labels = f", {count_text(len(classes), 'label')}" if classes else ""
+    with_encoder = (run.content for run in runs if run.content.features != "tfidf")
+    encoders = [Path(content.dataset.names.model).name for content in with_encoder]
     parts = [
         ", ".join(inputs),
         f"{count_text(compared.counts['folds'], compared.noun)}{labels}",
-        ", ".join(dict.fromkeys(Path(names.model).name for names in of_runs)),
+        ", ".join(dict.fromkeys(encoders)),
         count_text(runs[0].content.split.folds, "fold"),
     ]
     return " · ".join(filter(None, parts))

@@ -481,7 +481,7 @@ def _baseline(name: str | None, runs: Sequence[LoadedRun]) -> str:
     if name is None:
         # what an encoder costs should be judged against what needs none
         tfidf = [run.name for run in runs if run.content.features == "tfidf"]
-        return tfidf[0] if tfidf else MAJORITY
+        return tfidf[0] if tfidf and len(runs) > 1 else MAJORITY
     by_path = {run.path.resolve(): run.name for run in runs}
     name = name if name in names else by_path.get(Path(name).resolve(), name)
     check_choice(names, baseline=name)
@@ -539,7 +539,7 @@ def _costs(
             **asdict(replace(content.cost, predict_seconds=predict)),
             encode_seconds=encode,
             milliseconds=(predict or 0.0) + (encode or 0.0) if complete else None,
-            size_bytes=None if content.kind == FOREIGN else storage.tree_bytes(run.path / "model"),
+            size_bytes=storage.tree_bytes(kept) if (kept := run.path / "model").is_dir() else None,
         )
     # blends need all that their runs need, but no vectors twice
     if blends:

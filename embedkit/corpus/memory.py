@@ -178,13 +178,15 @@ def _described(path: Path, folder: Path) -> InputFile:
     folder.mkdir()
     # a copy on disk, since a corpus is read several times: for its
     # columns, its hash, its sample and its records
-    with storage_errors(folder), copy.open("wb") as target:
+    with storage_errors(folder):
         if not name:
-            shutil.copyfileobj(sys.stdin.buffer, target)
+            with copy.open("wb") as target:
+                shutil.copyfileobj(sys.stdin.buffer, target)
         else:
             logger.info(f"fetching {shown}")
-            with store_of(name, error=CorpusError) as (store, file), store.open(file) as source:
-                shutil.copyfileobj(source, target)
+            # whole, by one request: the second of two may meet another version of the file
+            with store_of(name, error=CorpusError) as (store, file):
+                store.get_file(file, str(copy))
     return InputFile.of(copy, name=shown)
 
 

@@ -50,7 +50,7 @@ from embedkit.encoding.model import (
     computes_bf16,
     is_out_of_memory,
 )
-from embedkit.encoding.products import BY_ONEDNN, ROWS, Joined, hasten, running
+from embedkit.encoding.products import BY_ONEDNN, ROWS, Joined, filled, hasten, running
 from embedkit.errors import Message, Option, first_line
 from embedkit.scale import undisturbed
 
@@ -134,7 +134,7 @@ class Forward:
             # not layer(...): its hook, which is this method, would be called again
             layer.forward(*args, **kwargs)
         self._keeps = False
-        # the layer is of a kind that never called the attention: all tokens run
+        # the layer never called the attention, or looks at earlier tokens alone: all tokens run
         if self.kept is None:
             return None
         first, tokens = self._first, args[0].shape[1:2]
@@ -173,14 +173,16 @@ class Forward:
         kernel = (self.model.of_short if short else "") or self.model.attention
         context = KERNELS[kernel](query, key, value, self, limits)
         if self._keeps:
-            self.kept = context.index_select(0, self._first)
+            # nobody asks a decoder for first tokens, and some count on the number of all
+            if not limits.causal:
+                self.kept = context.index_select(0, self._first)
             raise _Done
         return context
 
     @cached_property
     def _first(self) -> Tensor:
         """Rows of the first tokens, and as many of the first one as fill up to ROWS."""
-        return _filled(self.batch.offsets[:-1])
+        return filled(self.batch.offsets[:-1])
 
     @cached_property
     def runs(self) -> list[tuple[int, int, int]]:
@@ -481,7 +483,7 @@ class PackedModel(Model):
         inputs = {"input_ids": batch.ids, "position_ids": self._positions(batch)}
         if self._takes_types:
             inputs["token_type_ids"] = batch.type_ids
-        inputs = {name: _filled(values).unsqueeze(0) for name, values in inputs.items()}
+        inputs = {name: filled(values).unsqueeze(0) for name, values in inputs.items()}
         for widen in (True, False) if self.device.type == "cpu" else (False,):
             forward = Forward(self, batch, layers, on_layer, first_only=first_only, widen=widen)
             running.now = forward
@@ -498,7 +500,7 @@ class PackedModel(Model):
 
     def pool(self, first: Tensor) -> Tensor:
         """As :meth:`Model.pool <embedkit.encoding.model.Model.pool>`."""
-        return super().pool(_filled(first))[: len(first)]
+        return super().pool(filled(first))[: len(first)]
 
     def _positions(self, batch: PackedBatch) -> Tensor:
         # of every sequence anew; without them transformers would count through the batch
@@ -543,15 +545,6 @@ def _open_mpnet(module: Any) -> None:
         return table()[:, :, :size, :size]
 
     module.encoder.compute_position_bias = bias
-
-
-def _filled(values: Tensor) -> Tensor:
-    """On CPU, pad with rows of zeros to a multiple of :data:`ROWS`."""
-    missing = -len(values) % ROWS
-    # a GPU gains nothing from full rows, and batches must not depend on the processor beside it
-    if not missing or values.device.type != "cpu":
-        return values
-    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
 
 
 def _bits_differ(packed: PackedModel, batch: PackedBatch, *threads: int) -> bool:

@@ -20,6 +20,7 @@ from torch.nn.functional import embedding_bag
 
 from embedkit.choices import Pooling
 from embedkit.encoding.checkpoint import Checkpoint, check_pickle
+from embedkit.encoding.products import filled
 from embedkit.errors import DamagedModelError
 from embedkit.scale import undisturbed
 from embedkit.types import Float32, Int64
@@ -202,6 +203,7 @@ def sentence_pooler(checkpoint: Checkpoint) -> Pooler:
         # modules run once for each text, after its windows are one vector, on the host in float32
         vectors = torch.from_numpy(base.combine(values, first, counts))
         with torch.inference_mode():
-            return reduce(lambda x, step: step(x), steps, vectors).numpy()
+            # filled: products of few rows have other bits, which would depend on the texts beside
+            return reduce(lambda x, step: step(x), steps, filled(vectors))[: len(vectors)].numpy()
 
     return base._replace(combine=combine, width=width)

@@ -41,6 +41,15 @@ ROWS = 32 if BY_ONEDNN else 64
 shape, which takes milliseconds and megabytes; and a single row would be summed in another order."""
 
 
+def filled(values: Tensor) -> Tensor:
+    """On CPU, pad with rows of zeros to a multiple of :data:`ROWS`."""
+    missing = -len(values) % ROWS
+    # a GPU gains nothing from full rows, and batches must not depend on the processor beside it
+    if not missing or values.device.type != "cpu":
+        return values
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
+
+
 def calibration_texts() -> list[str]:
     """Texts whose activations fix the ranges of int8: single ones, and several as one."""
     # in a file, as they are data; of the package, so that a vector does not depend on the corpus

@@ -13,11 +13,11 @@ of records asks. It is asked before a run is written too: none is published that
 from __future__ import annotations
 
 import math
-import os
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import PurePath
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
@@ -32,7 +32,6 @@ from embedkit.records import Count, Seconds
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.split import SplitSettings
-from embedkit.types import AnyPath
 
 FORMAT_VERSION = 1
 
@@ -332,22 +331,22 @@ class FinetuneRun(PredictionRun):
         """False if most models were still improving at the end of their training."""
         return self.improving <= len(self.models) / 2
 
-    def going_on(self, path: AnyPath) -> str:
+    def going_on(self, folder: str, corpus: str, out: str) -> str:
         """Return the command that goes on with the training of a folder; empty if unknown."""
         # both --name=value and --name value are left out
         words, kept = shlex.split(self.command or ""), []
         while words:
             word = words.pop(0)
             if (name := word.partition("=")[0]) not in _REPLACED:
-                kept.append(word)
+                # its name alone is known: the folder that it was typed in may be another one
+                kept.append(corpus if PurePath(word).name == PurePath(corpus).name else word)
             elif name == word:
                 words = words[1:]
         # a run that Python made has no command
         if kept[1:2] != ["finetune"]:
             return ""
         # the same split, without which models would be tested on records that they were trained on
-        path = os.fspath(path).rstrip("/")
-        new = {"--model": path, "--split": f"{path}/split.parquet", "--out": f"{path}-longer"}
+        new = {"--model": folder, "--split": f"{folder}/split.parquet", "--out": out}
         return shlex.join([*kept, *(word for pair in new.items() for word in pair)])
 
 

@@ -435,9 +435,9 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
     }.items():
         assert replace(content, history=history(*losses)).is_trained is trained
     line = "embedkit finetune c.tsv --epochs 3 --out=runs/a --head cnn --seed 1"
-    expected = "embedkit finetune c.tsv --head cnn --seed 1 --model r --split r/split.parquet"
-    assert replace(content, command=line).going_on("r/") == f"{expected} --out r-longer"
-    assert content.going_on("r") == ""  # made in Python
+    expected = "embedkit finetune ../c.tsv --head cnn --seed 1 --model r --split r/split.parquet"
+    assert replace(content, command=line).going_on("r", "../c.tsv", "o") == f"{expected} --out o"
+    assert content.going_on("r", "c.tsv", "o") == ""  # made in Python
 
     train(shared / "data", out=tmp_path / "frozen", split=shared / "split.parquet")
     shutil.copytree(shared / "run", tmp_path / "run")
