@@ -29,6 +29,7 @@ from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, OutputExistsError, UsageError
 from tests.finetune_fixtures import write_lines
 from tests.processes import invoke
+from tests.run_fixtures import write_frame
 from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, run, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -238,18 +239,11 @@ def test_a_table_of_spans_is_a_column_of_lists(corpus: Path, tmp_path: Path, suf
     lists = rows.apply(lambda spans: spans.to_numpy().tolist())
     joined = pd.read_csv(corpus, sep="\t", dtype=str, keep_default_na=False)
     joined["spans"] = joined["id"].map(lists)
-    path = tmp_path / f"spans.{suffix}"
-    if suffix in ("csv", "tsv"):
-        SPANS.to_csv(path, sep="\t" if suffix == "tsv" else ",", index=False)
-    elif suffix == "jsonl":
-        SPANS.to_json(path, orient="records", lines=True)
-    elif suffix == "parquet":
-        SPANS.to_parquet(path)
-    table = path if suffix else SPANS
+    table: Any = write_frame(SPANS, tmp_path / f"spans.{suffix}") if suffix else SPANS
     a = run(joined, tmp_path / "a", spans="spans").out
     if suffix == "csv":
         b, model = tmp_path / "b", str(tiny_model())
-        done = invoke("extract", corpus, "--spans", path, "--model", model, "--out", b)
+        done = invoke("extract", corpus, "--spans", table, "--model", model, "--out", b)
         assert "\n  spans    4\n" in done.output
     else:
         b = run(corpus, tmp_path / "b", spans=table).out
