@@ -288,9 +288,7 @@ def test_half_precision_is_the_rounded_float32(corpus: Path, tmp_path: Path, sto
     exact = run(corpus, tmp_path / "exact", tokens=True, words="mean").out
     half = run(corpus, tmp_path / "half", tokens=True, words="mean", storage=storage).out
     for folder, name in (("sentences", "mean_2"), ("tokens", "layer_2"), ("words", "layer_2")):
-        element = (
-            pq.read_schema(half / folder / "part-00000000.parquet").field(name).type.value_type
-        )
+        element = schema_of(half / folder).field(name).type.value_type
         assert element == (pa.float16() if storage == "float16" else pa.float32())
         rounded = matrix(pq.read_table(exact / folder), name).astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(matrix(pq.read_table(half / folder), name), rounded)
@@ -354,9 +352,8 @@ def test_standard_input(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     run("-", tmp_path / "out", format="tsv")
     assert manifest_of(tmp_path / "out")["names"]["inputs"] == ["-"]
     run(corpus, tmp_path / "file")
-    assert (
-        embedkit.load(tmp_path / "out").X.tobytes() == embedkit.load(tmp_path / "file").X.tobytes()
-    )
+    first, second = (embedkit.load(tmp_path / name).X.tobytes() for name in ("out", "file"))
+    assert first == second
     with pytest.raises(UsageError, match="out="):
         embedkit.extract("-")
     with pytest.raises(UsageError, match="standard input"):
