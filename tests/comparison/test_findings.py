@@ -253,10 +253,8 @@ def odd(folder: Path, kind: str) -> list[Path]:
             seal(path)
     row = np.flatnonzero(fold >= 0)
     about = {"classes": tuple(names), "probe": {"mean_0": 1, "mean_2": 3}, "row": row}
-    return [
-        *paths,
-        write_fake_run(folder / "probe", names[y[row]], outputs[2][row], fold[row], **about),
-    ]
+    probe = write_fake_run(folder / "probe", names[y[row]], outputs[2][row], fold[row], **about)
+    return [*paths, probe]
 
 
 @pytest.mark.parametrize("kind", ["absent", "many", "ties", "one fold", "test"])
