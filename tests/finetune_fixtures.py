@@ -14,14 +14,13 @@ import torch
 from transformers.utils import logging
 
 from embedkit import Predictor, finetune
-from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint
-from embedkit.encoding.model import PlainModel, load_model
+from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.runs.folder import RunResult
 from embedkit.runs.run import FinetuneRun
-from tests.models import TEXTS
+from tests.models import TEXTS, plain_model
 from tests.run_fixtures import run_of
 from tests.store_fixtures import tiny_model
 
@@ -39,10 +38,6 @@ LEARNING: dict[str, Any] = {"batch_size": 8, "learning_rate": 5e-3}
 """For runs that have to learn: more steps, which take most of the time of a tiny training."""
 
 
-def plain_of(checkpoint: Checkpoint) -> PlainModel:
-    return load_model(checkpoint, pad_id=0, device=torch.device("cpu"), dtype=torch.float32)
-
-
 def built(
     model: str | Path,
     texts: Sequence[str] = TEXTS[:10],
@@ -53,9 +48,9 @@ def built(
     **settings: Any,
 ) -> tuple[EncoderWithHead, TokenizedTexts]:
     """A model with a head, and texts tokenized for it."""
-    checkpoint = find_checkpoint(str(model))
-    encoded = load_tokenizer(checkpoint).encode(list(texts), settings=tokens, offsets=offsets)
-    return build_model(plain_of(checkpoint), seed=seed, **settings).eval(), encoded
+    tokenizer = load_tokenizer(find_checkpoint(str(model)))
+    encoded = tokenizer.encode(list(texts), settings=tokens, offsets=offsets)
+    return build_model(plain_model(model), seed=seed, **settings).eval(), encoded
 
 
 def corpus_of(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
@@ -144,8 +145,6 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
 
     ``max_position_embeddings=None`` is for families without a limit.
     """
-    from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
-
     defaults = {
         "hidden_size": 24,
         "num_hidden_layers": 3,
@@ -160,8 +159,9 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
     if settings["max_position_embeddings"] is None:
         del settings["max_position_embeddings"]
     torch.manual_seed(7)
-    config = AutoConfig.for_model(kind, **settings)
-    model = (AutoModelForMaskedLM if masked_lm else AutoModel).from_config(config)
+    config = transformers.AutoConfig.for_model(kind, **settings)
+    auto = transformers.AutoModelForMaskedLM if masked_lm else transformers.AutoModel
+    model = auto.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():  # biases and norms too, which start as 0 and 1
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -195,14 +195,11 @@ def build_bert(folder: Path, *, layers: int, heads: int, width: int) -> str:
 
 
 def _wordpiece(vocabulary: dict[str, int] | None = None, **options: Any) -> Any:
-    import transformers
-
     settings = {"do_lower_case": False, "model_max_length": 160, **options}
     return transformers.BertTokenizer(vocab=vocabulary or wordpiece_vocabulary(), **settings)
 
 
 def _byte_level() -> Any:
-    import transformers
     from tokenizers import ByteLevelBPETokenizer
 
     trained = ByteLevelBPETokenizer()
@@ -216,7 +213,6 @@ def _byte_level() -> Any:
 
 
 def _unigram() -> Any:
-    import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     special = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -239,12 +235,10 @@ _JAPANESE = (
 
 
 def _mecab() -> Any:
-    from transformers import BertJapaneseTokenizer
-
     with TemporaryDirectory() as folder:
         path = Path(folder, "vocab.txt")
         path.write_text("\n".join(_JAPANESE.split()) + "\n", "utf-8")
-        return BertJapaneseTokenizer(
+        return transformers.BertJapaneseTokenizer(
             str(path),
             do_lower_case=False,
             word_tokenizer_type="mecab",
@@ -289,10 +283,8 @@ class Plain:
 
     @classmethod
     def load(cls, folder: Path, max_length: int, dtype: torch.dtype = torch.float32) -> Plain:
-        from transformers import AutoModel, AutoTokenizer
-
-        model = AutoModel.from_pretrained(folder, dtype=dtype).eval()
-        return cls(model, AutoTokenizer.from_pretrained(folder), max_length)
+        model = transformers.AutoModel.from_pretrained(folder, dtype=dtype).eval()
+        return cls(model, transformers.AutoTokenizer.from_pretrained(folder), max_length)
 
     def __call__(self, text: str, pair: str | None = None, *, max_length: int = 0) -> PlainText:
         """The text alone, or with its pair, truncated to ``max_length`` tokens."""
@@ -442,8 +434,6 @@ def build_old(
     folder: Path, vocabulary: str, *, tokenizer_config: dict[str, Any] | None = None, **config: Any
 ) -> Path:
     """A folder as of 2019: config.json, vocab.txt, pytorch_model.bin. ``None`` leaves a key out."""
-    from transformers import AutoConfig, AutoModel
-
     entries = OLD_VOCABULARIES[vocabulary].split()
     stated = {
         "architectures": ["BertForMaskedLM"],
@@ -460,7 +450,8 @@ def build_old(
     stated = {key: value for key, value in stated.items() if value is not None}
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(11)
-    model = AutoModel.from_config(AutoConfig.for_model(**{"model_type": "bert", **stated}))
+    made = transformers.AutoConfig.for_model(**{"model_type": "bert", **stated})
+    model = transformers.AutoModel.from_config(made)
     weights = {"bert." + key: value for key, value in model.state_dict().items()}
     torch.save(weights, folder / "pytorch_model.bin")
     (folder / "config.json").write_text(json.dumps(stated), "utf-8")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.dataset import planning
@@ -78,7 +79,6 @@ def korean_reviews(count: int) -> list[str]:
 
 def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
     """What ``save_pretrained`` writes for a BERT of 2 layers and width 16 with random weights."""
-    import torch
     from transformers import BertConfig, BertModel, BertTokenizer
 
     names = dict.fromkeys(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES))
@@ -155,8 +155,6 @@ def quickly() -> Iterator[None]:
 
 def ending(line: str, folder: Path) -> dict[str, Any]:
     """How a command ends that is typed in a forked child; ``{model}`` is the tiny one."""
-    import torch
-
     torch.set_num_threads(1)  # the threads of the parent do not live in a child
     done = command(*line.format(model=tiny_model()).split(), cwd=folder)
     return {"code": done.returncode, "error": done.stderr[-500:]}

@@ -272,13 +272,11 @@ def test_a_name_may_have_what_divides_lines_elsewhere(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"\xff", b'{"a": NaN}', b"[Infinity]", 99_999 * b"[", b"{} x"]
+    "content", [b"", b"{", b"\xff", b'{"a": NaN}', b"[Infinity]", 99_999 * b"[", b"{} x", None]
 )
-def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_what_is_not_json_is_refused(tmp_path: Path, content: bytes | None) -> None:
     file = tmp_path / "x.json"
-    file.write_bytes(content)
-    with pytest.raises(DamagedError, match=r"x\.json"):
-        read_json(file)
-    file.unlink()
+    if content is not None:
+        file.write_bytes(content)
     with pytest.raises(DamagedError, match=r"x\.json"):
         read_json(file)

@@ -19,6 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import Normalizer, StandardScaler
 from sklearn.svm import LinearSVC
 from sklearn.utils.class_weight import compute_sample_weight
+from transformers import AutoModel
 
 import embedkit
 from embedkit.classifiers import estimators, tuning
@@ -37,7 +38,7 @@ from embedkit.storage import seal
 from embedkit.units.target import Target
 from tests.processes import command
 from tests.run_fixtures import split_of, units_with, write_frame
-from tests.store_fixtures import extract_tiny
+from tests.store_fixtures import extract_tiny, tiny_model
 
 LINEAR_SVC, RIDGE = "sklearn.svm:LinearSVC", "sklearn.linear_model:RidgeClassifier"
 LINEAR_SVR, SGD = "sklearn.svm:LinearSVR", "sklearn.linear_model:SGDRegressor"
@@ -348,11 +349,6 @@ def test_a_control_task_has_the_labels_of_random_records() -> None:
 
 
 def test_a_random_encoder_keeps_no_trained_tensor() -> None:
-    import torch
-    from transformers import AutoModel
-
-    from tests.store_fixtures import tiny_model
-
     module = AutoModel.from_pretrained(tiny_model())
     with torch.no_grad():
         for tensor in module.parameters():

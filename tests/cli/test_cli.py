@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from embedkit import display
+from embedkit import __version__, display
 from embedkit.cli.main import cli
 from embedkit.dataset.extract import estimate, run_plan
 from embedkit.dataset.planning import plan_extract
@@ -188,13 +188,11 @@ def test_the_help_shows_examples_first_and_every_option_once(name: str) -> None:
 
 
 def test_help_and_version(here: Path) -> None:
-    import embedkit
-
     for name in ((), ("extract",)):
         done = command(*name, "--help", cwd=here)
         assert re.search(rf"\n  +embedkit {''.join(name) or 'extract'} \S", done.stdout)
         assert command(*name, "-h", cwd=here).stdout == done.stdout
-    assert fresh("--version", cwd=here).stdout.strip().endswith(embedkit.__version__)
+    assert fresh("--version", cwd=here).stdout.strip().endswith(__version__)
 
 
 def test_what_an_encoding_lacks_is_escaped_as_in_json(tmp_path: Path) -> None:

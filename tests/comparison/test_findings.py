@@ -19,13 +19,6 @@ from sklearn.metrics import confusion_matrix
 import embedkit
 from embedkit.comparison import cases as casing
 from embedkit.comparison import recommendation
-from embedkit.comparison.cases import (
-    MOST_SUSPICIONS,
-    by_class,
-    cases_of,
-    confused_pairs,
-    label_suspicions,
-)
 from embedkit.comparison.recommendation import Recommendation, notices, recommend, run_notices
 from embedkit.comparison.report import charts_of
 from embedkit.comparison.table import Compared, compare, records_to_decide
@@ -260,10 +253,8 @@ def odd(folder: Path, kind: str) -> list[Path]:
             seal(path)
     row = np.flatnonzero(fold >= 0)
     about = {"classes": tuple(names), "probe": {"mean_0": 1, "mean_2": 3}, "row": row}
-    return [
-        *paths,
-        write_fake_run(folder / "probe", names[y[row]], outputs[2][row], fold[row], **about),
-    ]
+    probe = write_fake_run(folder / "probe", names[y[row]], outputs[2][row], fold[row], **about)
+    return [*paths, probe]
 
 
 @pytest.mark.parametrize("kind", ["absent", "many", "ties", "one fold", "test"])
@@ -403,13 +394,13 @@ def test_two_of_three_neighbours_doubt_a_label(
     }
     monkeypatch.setattr(casing, "label_suspicions", lambda _: np.ones(len(p.y), bool))
     monkeypatch.setattr(casing, "_nearest", lambda *_: ("mean_2", near))
-    doubted = cases_of(found, "a").lists["relabel"].tolist()
+    doubted = casing.cases_of(found, "a").lists["relabel"].tolist()
     assert {wrong.index(i) % 4 for i in doubted} == {2, 3}
 
 
 def test_notices_count_their_records(tmp_path: Path) -> None:
     found = compare(predicting(tmp_path, {"one": 0.8, "two": 0.7}))
-    cases = cases_of(found, "one")
+    cases = casing.cases_of(found, "one")
     said = {one.records or one.short: one for one in notices(found, cases)}
     methods = [held_out(found, name) for name in ("one", "two")]
     both = np.logical_and.reduce([p.y_pred != p.y for p in methods])
@@ -430,10 +421,10 @@ def test_suspicions_are_few_and_certain() -> None:
         sure[planted] = 0.97
         proba = np.where(np.eye(2)[true] > 0, sure[:, None], 1 - sure[:, None])
         methods.append(predictions_of(Target(y, ("0", "1")), proba, np.zeros(n, int)))
-    assert set(np.flatnonzero(label_suspicions(methods))) == set(planted.tolist())
-    assert not label_suspicions(methods[:1]).any()
+    assert set(np.flatnonzero(casing.label_suspicions(methods))) == set(planted.tolist())
+    assert not casing.label_suspicions(methods[:1]).any()
     other = replace(methods[0], y_pred=1 - methods[0].y_pred)  # one of them disagrees
-    assert not label_suspicions([*methods[:2], other]).any()
+    assert not casing.label_suspicions([*methods[:2], other]).any()
 
 
 def test_lists_are_what_the_predictions_say(
@@ -441,7 +432,7 @@ def test_lists_are_what_the_predictions_say(
 ) -> None:
     cut = np.arange(260) % 7 == 0
     monkeypatch.setattr("embedkit.comparison.cases.find_lengths", lambda *_: (None, cut))
-    cases = cases_of(compared, "c")
+    cases = casing.cases_of(compared, "c")
     found = {name: held_out(compared, name) for name in ("a", "b", "c")}
     right = {name: p.y_pred == p.y for name, p in found.items()}
     lists = {name: set(index.tolist()) for name, index in cases.lists.items()}
@@ -456,7 +447,7 @@ def test_lists_are_what_the_predictions_say(
     }
     for name, mask in expected.items():
         assert lists.get(name, set()) == set(np.flatnonzero(mask).tolist()), name
-    assert len(cases.lists.get("relabel", ())) <= MOST_SUSPICIONS
+    assert len(cases.lists.get("relabel", ())) <= casing.MOST_SUSPICIONS
     assert list(cases.methods)[:2] == ["c", "a"]
     wrong = cases.lists["wrong"]
     assert (np.diff(confidence_of(cases.records)[wrong]) <= 1e-12).all()  # the surest first
@@ -467,7 +458,7 @@ def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:
     y = random.normal(size=100)
     outputs = {"near": y + random.normal(size=100) * 0.5, "far": y + random.normal(size=100) * 2}
     paths = write_fake_runs(tmp_path, outputs, y, outputs.values(), classes=())
-    cases = cases_of(compare(paths, baseline="far"), "near")
+    cases = casing.cases_of(compare(paths, baseline="far"), "near")
     wrong = {name: np.abs(v - y) > y.std() for name, v in outputs.items()}
     assert set(cases.lists["wrong"].tolist()) == set(np.flatnonzero(wrong["near"]).tolist())
     gained = ~wrong["near"] & wrong["far"]
@@ -480,12 +471,12 @@ def test_values_are_wrong_beyond_their_deviation(tmp_path: Path) -> None:
 
 def test_pairs_are_the_cells_beside_the_diagonal(compared: Compared) -> None:
     mine = held_out(compared, "c")
-    pairs = confused_pairs(mine, limit=100)
+    pairs = casing.confused_pairs(mine, limit=100)
     cells = confusion_matrix(mine.y, mine.y_pred)
     np.fill_diagonal(cells, 0)
     assert [count for *_, count in pairs] == sorted(cells[cells > 0], reverse=True)
     assert all(count == cells[true, predicted] for true, predicted, count in pairs)
-    scores = [score.f1 for _, score, _ in by_class(mine, None)]
+    scores = [score.f1 for _, score, _ in casing.by_class(mine, None)]
     assert scores == sorted(scores)
 
 
@@ -522,7 +513,7 @@ def test_reliability_bins_hold_all_records(compared: Compared) -> None:
 def charts(compared: Compared) -> dict[str, Any]:
     chosen = compared.winner.name
     methods = {name: held_out(compared, name) for name in (chosen, "a")}
-    return dict(charts_of(compared, cases_of(compared, chosen), methods))
+    return dict(charts_of(compared, casing.cases_of(compared, chosen), methods))
 
 
 def test_all_records_answered_are_as_right_as_the_score(compared: Compared) -> None:

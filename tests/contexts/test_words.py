@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from embedkit.contexts import uses as contexts
 from embedkit.contexts.uses import (
     Use,
     UseVectors,
@@ -22,6 +23,7 @@ from embedkit.contexts.uses import (
 )
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.views import LayerSpec, parse_layers
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.search.exact import unit_rows
 from tests.processes import invoke
@@ -127,11 +129,7 @@ def test_a_use_has_the_mean_of_its_tokens() -> None:
     of_ship = uses_in_texts(encoder, [text], "배", layers)
     of_rain = uses_in_texts(encoder, [text, "good " * 40 + "rained"], "rained", layers)
     assert (of_ship.skipped, of_rain.skipped) == (0, 1)  # the last was cut off
-    from embedkit.encoding.windows import TokenizerSettings
-
-    tokens = encoder.tokenizer.encode(
-        [text], settings=TokenizerSettings(max_length=24), offsets=True
-    )
+    tokens = encoder.tokenizer.encode([text], settings=TokenizerSettings(24), offsets=True)
     pieces = encoder.tokenizer.tokens(tokens[0].ids.tolist())
     shard = encoder.encode_shard(tokens, views=[], token_layers=layers)
     for spec in layers:
@@ -161,10 +159,8 @@ def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
 def test_a_record_may_go_on_in_the_next_row_group(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from embedkit.contexts import uses as words
-
     word = "rained home"  # three tokens
-    whole, tables = uses_in_dataset(folder / "tokens", word), words.layer_tables
+    whole, tables = uses_in_dataset(folder / "tokens", word), contexts.layer_tables
 
     def line_by_line(*arguments: Any, **settings: Any) -> Any:
         for row, spans, layers in tables(*arguments, **settings):
@@ -172,7 +168,7 @@ def test_a_record_may_go_on_in_the_next_row_group(
                 one = slice(i, i + 1)
                 yield row[one], spans[one], {name: v[one] for name, v in layers.items()}
 
-    monkeypatch.setattr(words, "layer_tables", line_by_line)
+    monkeypatch.setattr(contexts, "layer_tables", line_by_line)
     parts = uses_in_dataset(folder / "tokens", word)
     assert parts.uses == whole.uses
     assert np.allclose(parts.vectors["2"], whole.vectors["2"], atol=1e-5)
@@ -183,9 +179,8 @@ def test_words_that_were_cut_off(tmp_path: Path) -> None:
     encoder = Encoder(str(tiny_model()))
     with pytest.raises(UsageError, match=r"'bus'.* cut"):
         uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
-    made = extract_tiny(
-        write_tsv(tmp_path / "c.tsv", [("1", text, "1")]), tmp_path / "d", tokens=True
-    )
+    corpus = write_tsv(tmp_path / "c.tsv", [("1", text, "1")])
+    made = extract_tiny(corpus, tmp_path / "d", tokens=True)
     with pytest.raises(UsageError, match=r"'bus'.* cut"):
         uses_in_dataset(made.out, "bus")
 
@@ -259,10 +254,8 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     shown = invoke("words", folder / "both", "배").output
     assert "3 uses of 배: mean cosine of two is" in shown
     assert "추석에 먹은 [배]가 맛있었다." in shown
-    assert (
-        "any two words"
-        in invoke("words", folder / "both", "배", "--layer", "sum:0,2", "--all").output
-    )
+    every = invoke("words", folder / "both", "배", "--layer", "sum:0,2", "--all").output
+    assert "any two words" in every
     assert invoke("words", folder / "both", "배", "--layer", "-1").output == shown
     assert "nan" not in invoke("words", "bus", "--text", "the bus home", *model).output
     texts = ("bus", "--text", "the bus home", "--text", "a bus !", *model)

@@ -6,7 +6,6 @@ text, and elsewhere a null, which is none.
 
 from __future__ import annotations
 
-import csv
 import datetime
 import decimal
 import enum
@@ -21,7 +20,6 @@ from typing import Any
 from unicodedata import normalize
 
 import numpy as np
-import openpyxl
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -34,6 +32,7 @@ from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.values import is_missing, list_of, plain, text_of
 from embedkit.errors import CorpusError
 from tests.corpus_fixtures import Folder, read_corpus
+from tests.run_fixtures import write_frame
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -48,12 +47,8 @@ def written(value: Any) -> str:
 
 
 def _csv(rows: Rows, folder: Path) -> Path:
-    path = folder / "corpus.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(rows[0])
-        table.writerows([written(value) for value in row.values()] for row in rows)
-    return path
+    cells = [[written(value) for value in row.values()] for row in rows]
+    return write_frame(pd.DataFrame(cells, columns=[*rows[0]]), folder / "corpus.csv")
 
 
 def _json(rows: Rows, folder: Path, *, lines: bool = False) -> Path:
@@ -64,12 +59,9 @@ def _json(rows: Rows, folder: Path, *, lines: bool = False) -> Path:
 
 
 def _workbook(rows: Rows, folder: Path) -> Path:
-    book = openpyxl.Workbook()
-    sheet: Any = book.active
-    sheet.append(list(rows[0]))
-    for row in rows:
-        sheet.append([written(v) if isinstance(v, list) else v for v in row.values()])
-    book.save(folder / "corpus.xlsx")
+    cells = [[written(v) if isinstance(v, list) else v for v in row.values()] for row in rows]
+    frame = pd.DataFrame(cells, columns=[*rows[0]], dtype=object)
+    frame.to_excel(folder / "corpus.xlsx", index=False)
     return folder / "corpus.xlsx"
 
 

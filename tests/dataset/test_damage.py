@@ -74,7 +74,7 @@ def test_a_shard_of_another_model_is_refused(made: Path, out: Path, tmp_path: Pa
     files = manifest_of(out)["files"]  # of this other dataset, shards often have the same size
     files[PART]["bytes"] = (other / PART).stat().st_size
     state(out / "_embedkit/manifest.json", files=files)
-    _sealed(out)
+    seal(out)
     data: Any = embedkit.load(made)
     blocks = data.reader.blocks  # opens each shard once
     shutil.copy(made / PART, tmp_path / "kept")
@@ -214,12 +214,6 @@ def test_a_repair_that_cannot_begin_changes_nothing(made: Path, out: Path) -> No
 # verify
 
 
-def _sealed(out: Path) -> None:
-    """Write the checksums of files that were edited."""
-    sums = {name: storage.file_sha256(out / name) for name in file_sums(out)}
-    storage.write_sums(out, sums)
-
-
 WRONG_COUNTS = {
     "records are accepted": {"accepted": 9},
     "records are rejected": {"rejected": 4},
@@ -232,7 +226,7 @@ def test_counts_that_do_not_add_up(out: Path, problem: str) -> None:
     totals = manifest_of(out)["totals"] | WRONG_COUNTS[problem]
     state(out / "_embedkit/manifest.json", totals=totals)
     assert "manifest.json is damaged" in verify(out).problems[0]
-    _sealed(out)
+    seal(out)
     assert any(problem in p for p in verify(out).problems)
 
 
@@ -241,7 +235,7 @@ def test_rows_that_no_file_has_are_not_made_up(out: Path) -> None:
     for entry in files.values():
         entry["rows"] += 1
     state(out / "_embedkit/manifest.json", files=files)
-    _sealed(out)
+    seal(out)
     with pytest.raises(DamagedError, match="rows"):
         _ = embedkit.load(out).X
 
@@ -257,9 +251,8 @@ def test_missing_extra_and_swapped_parts(out: Path, folder: str) -> None:
     extra.rename(second)
     assert len(verify(out).problems) == 2
     first.unlink()
-    assert any(
-        p.endswith(f"{folder}/part-00000000.parquet is missing") for p in verify(out).problems
-    )
+    missing = f"{folder}/part-00000000.parquet is missing"
+    assert any(p.endswith(missing) for p in verify(out).problems)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"row": "x"}', '{"row": 1e999}', "[" * 99999])
@@ -269,14 +262,14 @@ def test_damaged_rejects(out: Path, content: str | None) -> None:
     if content is not None:
         rejects.write_text(content)
         assert any("reject" in p for p in verify(out).problems)
-        _sealed(out)
+        seal(out)
     assert any("reject" in p for p in verify(out).problems)
 
 
 def test_a_row_both_embedded_and_rejected(out: Path) -> None:
     rejects = out / "_embedkit/rejects.jsonl"
     rejects.write_text(rejects.read_text("utf-8").replace('"row": 5', '"row": 6'), "utf-8")
-    _sealed(out)
+    seal(out)
     assert "row 6 is both embedded and rejected" in verify(out).problems
 
 
@@ -285,7 +278,7 @@ def test_a_row_that_is_there_twice_and_words_of_none(out: Path) -> None:
     third, last = (f"sentences/part-0000000{i}.parquet" for i in (2, 3))
     shutil.copy(out / last, out / third)  # a single row, which stands behind itself
     state(out / "_embedkit/manifest.json", files=files | {third: files[last]})
-    _sealed(out)
+    seal(out)
     problems = verify(out).problems
     assert "the rows of the sentences are not in ascending order" in problems
     assert "words have rows that no sentence has" in problems

@@ -29,6 +29,7 @@ from embedkit.encoding.words import word_spans
 from embedkit.errors import CorpusError, OutputExistsError, UsageError
 from tests.finetune_fixtures import write_lines
 from tests.processes import invoke
+from tests.run_fixtures import write_frame
 from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, run, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -238,18 +239,11 @@ def test_a_table_of_spans_is_a_column_of_lists(corpus: Path, tmp_path: Path, suf
     lists = rows.apply(lambda spans: spans.to_numpy().tolist())
     joined = pd.read_csv(corpus, sep="\t", dtype=str, keep_default_na=False)
     joined["spans"] = joined["id"].map(lists)
-    path = tmp_path / f"spans.{suffix}"
-    if suffix in ("csv", "tsv"):
-        SPANS.to_csv(path, sep="\t" if suffix == "tsv" else ",", index=False)
-    elif suffix == "jsonl":
-        SPANS.to_json(path, orient="records", lines=True)
-    elif suffix == "parquet":
-        SPANS.to_parquet(path)
-    table = path if suffix else SPANS
+    table: Any = write_frame(SPANS, tmp_path / f"spans.{suffix}") if suffix else SPANS
     a = run(joined, tmp_path / "a", spans="spans").out
     if suffix == "csv":
         b, model = tmp_path / "b", str(tiny_model())
-        done = invoke("extract", corpus, "--spans", path, "--model", model, "--out", b)
+        done = invoke("extract", corpus, "--spans", table, "--model", model, "--out", b)
         assert "\n  spans    4\n" in done.output
     else:
         b = run(corpus, tmp_path / "b", spans=table).out
@@ -294,9 +288,7 @@ def test_half_precision_is_the_rounded_float32(corpus: Path, tmp_path: Path, sto
     exact = run(corpus, tmp_path / "exact", tokens=True, words="mean").out
     half = run(corpus, tmp_path / "half", tokens=True, words="mean", storage=storage).out
     for folder, name in (("sentences", "mean_2"), ("tokens", "layer_2"), ("words", "layer_2")):
-        element = (
-            pq.read_schema(half / folder / "part-00000000.parquet").field(name).type.value_type
-        )
+        element = schema_of(half / folder).field(name).type.value_type
         assert element == (pa.float16() if storage == "float16" else pa.float32())
         rounded = matrix(pq.read_table(exact / folder), name).astype(np.float16).astype(np.float32)
         np.testing.assert_array_equal(matrix(pq.read_table(half / folder), name), rounded)
@@ -360,9 +352,8 @@ def test_standard_input(corpus: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     run("-", tmp_path / "out", format="tsv")
     assert manifest_of(tmp_path / "out")["names"]["inputs"] == ["-"]
     run(corpus, tmp_path / "file")
-    assert (
-        embedkit.load(tmp_path / "out").X.tobytes() == embedkit.load(tmp_path / "file").X.tobytes()
-    )
+    first, second = (embedkit.load(tmp_path / name).X.tobytes() for name in ("out", "file"))
+    assert first == second
     with pytest.raises(UsageError, match="out="):
         embedkit.extract("-")
     with pytest.raises(UsageError, match="standard input"):

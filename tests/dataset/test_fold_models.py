@@ -21,10 +21,10 @@ from embedkit.dataset.format import text_key
 from embedkit.dataset.read import VectorData
 from embedkit.errors import DamagedError, MismatchError, ModelError, UsageError
 from embedkit.runs.split import TEST, read_split, split
-from embedkit.storage import file_sha256, file_sums, seal, write_sums
+from embedkit.storage import seal
 from tests.finetune_fixtures import check_test_set, corpus_of, finetuned, tuned, write_lines
 from tests.processes import succeed
-from tests.run_fixtures import train
+from tests.run_fixtures import train, write_frame
 
 VIEWS = ("mean_1", "cls_2")
 LAYERS: dict[str, Any] = {"layers": "1,2", "pooling": ["cls", "mean"], "device": "cpu"}
@@ -160,8 +160,7 @@ def test_texts_that_no_model_has_seen_take_any_split(
     assert train(other, view="mean_2", folds=2, out=tmp_path / "a").content.split.folds == 2
     # nor has one seen a record without a label, which is in no fold
     frame.loc[3, "label"] = None
-    corpus = tmp_path / "some.jsonl"
-    corpus.write_text(frame.to_json(orient="records", lines=True), "utf-8")
+    corpus = write_frame(frame, tmp_path / "some.jsonl")
     tuned(corpus, tmp_path / "tuned", folds=2, epochs=1, max_length=16)
     some = vectors(corpus, tmp_path / "some", tmp_path / "tuned", **LAYERS)
     made = train(some, view="mean_2", folds=5, out=tmp_path / "b")
@@ -184,8 +183,7 @@ def test_another_split_is_refused(shared: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(shared / "data", tmp_path / "data"))
     manifest = moved / "_embedkit/manifest.json"
     manifest.write_text(manifest.read_text().replace(str(shared / "run"), "gone"))
-    sums = {**file_sums(moved), "_embedkit/manifest.json": file_sha256(manifest)}
-    write_sums(moved, sums)
+    seal(moved)
     with pytest.raises(UsageError, match="run gone"):
         train(moved, out=tmp_path / "no")
 

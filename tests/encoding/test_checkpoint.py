@@ -17,6 +17,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+from safetensors.torch import load_file, save_file
 from torch.torch_version import TorchVersion
 
 import embedkit.encoding.checkpoint
@@ -189,8 +190,6 @@ def test_names_of_no_folder(message: str, copy: Path) -> None:
 def test_pickles_are_refused_where_their_reader_has_a_hole(
     copy: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from safetensors.torch import load_file
-
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     Encoder(str(copy), device="cpu")  # safetensors are read all the same
     torch.save(load_file(copy / "model.safetensors"), copy / "pytorch_model.bin")
@@ -212,8 +211,6 @@ class Evil:
 @trusted_reader
 @pytest.mark.parametrize("form", ["torch", "legacy", "pickle"])
 def test_a_pickle_cannot_run_code(form: str, copy: Path) -> None:
-    from safetensors.torch import load_file
-
     mark = copy / "was-run"
     content = {**load_file(copy / "model.safetensors"), "evil": Evil(mark)}
     (copy / "model.safetensors").unlink()
@@ -231,8 +228,6 @@ def test_a_pickle_cannot_run_code(form: str, copy: Path) -> None:
 
 
 def test_sharded_weights(copy: Path, tiny_bert: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     weights = load_file(copy / "model.safetensors")
     (copy / "model.safetensors").unlink()
     names = sorted(weights)

@@ -279,25 +279,15 @@ def test_words_and_tokens_are_those_that_extract_writes(
     family: str, tiny: Tiny, encoder_of: EncoderOf, tmp_path: Path
 ) -> None:
     encoder, model = encoder_of(family), str(tiny(family))
-    run(
-        FILLED,
-        tmp_path / "out",
-        model=model,
-        layers="0,-1,sum:1..2",
-        words="mean",
-        tokens=True,
-        shard_rows=100,
-        device="cpu",
-    )
+    run(FILLED, tmp_path / "out", model=model, layers="0,-1,sum:1..2", words="mean", tokens=True)
     for batch_size in (None, 3):
         tokens = encoder.encode_tokens(FILLED, layers=LAYERS, batch_size=batch_size)
         words = encoder.encode_words(FILLED, layers=LAYERS, batch_size=batch_size)
         if batch_size is None or encoder.model.name == "packed":
             agree(tokens, tmp_path / "out/tokens")
             agree(words, tmp_path / "out/words")
-    assert [FILLED[r][a:b] for r, a, b in zip(words.row, words.start, words.end, strict=True)] == (
-        words.text.tolist()
-    )
+    spans = zip(words.row, words.start, words.end, strict=True)
+    assert [FILLED[r][a:b] for r, a, b in spans] == words.text.tolist()
 
 
 WORDS = st.lists(

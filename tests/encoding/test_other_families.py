@@ -128,13 +128,9 @@ def test_segments_of_xlnet_are_of_pairs_of_tokens(tmp_path: Path) -> None:
 
 def test_experts_behind_a_layer_without_any(tmp_path: Path, notes: list[str]) -> None:
     """Rows of several texts meet in an expert, which the first layer does not show."""
-    experts: dict[str, Any] = {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 16,
-    }
     sizes: dict[str, Any] = {"vocab_size": 360, "num_key_value_heads": 2, "head_dim": 12}
-    save_model(build("qwen3", tmp_path), "glm4_moe", **experts, **sizes)
+    sizes |= {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    save_model(build("qwen3", tmp_path), "glm4_moe", **sizes)
     encoder = Encoder(tmp_path, device="cpu")
     together = encoder.encode(SOME, pooling="mean")
     alone = [encoder.encode(text, pooling="mean") for text in SOME]

@@ -185,13 +185,8 @@ def test_a_family_that_attends_in_chunks_is_not_packed(tmp_path: Path) -> None:
     """The trial is long enough to tell, as of sliding windows."""
     folder = shutil.copytree(build("bert", tmp_path / "bert"), tmp_path / "llama")
     (folder / "model.safetensors").unlink()
-    sizes: dict[str, Any] = {
-        "num_key_value_heads": 1,
-        "head_dim": 12,
-        "num_local_experts": 2,
-        "vocab_size": 300,
-    }
-    sizes |= {"intermediate_size_mlp": 40, "attention_chunk_size": 48}
+    sizes: dict[str, Any] = {"num_key_value_heads": 1, "head_dim": 12, "num_local_experts": 2}
+    sizes |= {"vocab_size": 300, "intermediate_size_mlp": 40, "attention_chunk_size": 48}
     save_model(folder, "llama4_text", **sizes, no_rope_layers=[1, 1, 0], pad_token_id=0)
     auto, plain = (
         Encoder(folder, device="cpu", forward=f).encode("good " * 90, pooling="mean", layer=-1)
@@ -245,9 +240,8 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
         return torch.zeros_like(query)
 
     plain = plain_model(tiny_bert)
-    monkeypatch.setattr(
-        packed_module, "attention_kinds", lambda *_: ("varlen", "efficient", "runs")
-    )
+    kinds = ("varlen", "efficient", "runs")
+    monkeypatch.setattr(packed_module, "attention_kinds", lambda *_: kinds)
     monkeypatch.setitem(KERNELS, "varlen", refuse)
     monkeypatch.setitem(KERNELS, "efficient", wrong)
     chosen = fastest(plain)

@@ -18,7 +18,7 @@ import pytest
 import transformers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import normalizers
+from tokenizers import Tokenizer, normalizers
 
 import embedkit.encoding.tokenizer
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
@@ -52,9 +52,7 @@ def tokenizer_of(encoder_of: EncoderOf) -> Callable[[str], TextTokenizer]:
 @pytest.fixture(scope="session")
 def own_of(tiny: Tiny) -> Callable[[str], Any]:
     """The same tokenizer as transformers loads it."""
-    from transformers import AutoTokenizer
-
-    return cache(lambda family: AutoTokenizer.from_pretrained(tiny(family)))
+    return cache(lambda family: transformers.AutoTokenizer.from_pretrained(tiny(family)))
 
 
 def ids_of(encoded: TokenizedTexts) -> list[int]:
@@ -95,8 +93,6 @@ def test_ids_are_the_tokenizers_own(
 def test_limits_of_tokenizer_json_do_not_count(
     family: str, tiny: Tiny, tokenizer_of: TokenizerOf, tmp_path: Path
 ) -> None:
-    from tokenizers import Tokenizer
-
     folder = Path(shutil.copytree(tiny(family), tmp_path / "model"))
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
     backend.enable_truncation(5)
@@ -284,9 +280,8 @@ def test_tokenizer_json_decides_where_its_configuration_does_not(
 ) -> None:
     folder = build_old(tmp_path, "cased", tokenizer_config=stated)
     entries = (folder / "vocab.txt").read_text("utf-8").split()
-    from transformers import BertTokenizer
-
-    made = BertTokenizer(vocab={e: i for i, e in enumerate(entries)}, **normalizer)
+    vocabulary = {entry: number for number, entry in enumerate(entries)}
+    made = transformers.BertTokenizer(vocab=vocabulary, **normalizer)
     made.backend_tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "vocab.txt").unlink()
     assert old_tokens(folder, "배를 여행을 Movies A") == [*SPLIT, *tokens]

@@ -145,12 +145,10 @@ def test_a_damaged_model_is_refused(shared: Path, tmp_path: Path) -> None:
     done = command("predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
     assert done.returncode == 5
     assert "fold-1/model.safetensors" in done.stderr
-    seal(tmp_path / "run")
-    with pytest.raises(errors.DamagedError, match="fold-1"):
-        Predictor(tmp_path / "run", device="cpu")
-    shutil.rmtree(tmp_path / "run/model/fold-1")
-    with pytest.raises(errors.DamagedError, match="fold-1"):
-        Predictor(tmp_path / "run", device="cpu")
+    for damage in (lambda: seal(tmp_path / "run"), lambda: shutil.rmtree(weights.parent)):
+        damage()
+        with pytest.raises(errors.DamagedError, match="fold-1"):
+            Predictor(tmp_path / "run", device="cpu")
 
 
 def test_a_threshold_is_chosen_on_validation_alone(

@@ -24,8 +24,8 @@ from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError, OutputExistsError, UsageError
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.model import is_plain_head, predict_logits, read_model, write_model
-from tests.finetune_fixtures import corpus_of, log_of, plain_of, tuned, write_lines
-from tests.models import TEXTS, Tiny, check_near, slow
+from tests.finetune_fixtures import corpus_of, log_of, tuned, write_lines
+from tests.models import TEXTS, Tiny, check_near, plain_model, slow
 from tests.processes import command, succeed
 from tests.store_fixtures import tiny_model
 
@@ -41,9 +41,8 @@ NAMES = {"classes": ("a", "b", "c"), "one_logit": ("no", "yes"), "value": ()}
 
 def saved(model: Path, folder: Path, **settings: Any) -> tuple[EncoderWithHead, Any, Path]:
     """A model with random weights in a folder, with its tokenizer."""
-    checkpoint = find_checkpoint(model)
-    tokenizer = load_tokenizer(checkpoint)
-    made = build_model(plain_of(checkpoint), seed=3, **settings).eval()
+    tokenizer = load_tokenizer(find_checkpoint(model))
+    made = build_model(plain_model(model), seed=3, **settings).eval()
     folder.mkdir()
     classes = NAMES[settings.get("problem", "classes")]
     write_model(made, tokenizer, folder, classes=classes, max_length=32)

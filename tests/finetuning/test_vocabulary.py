@@ -24,8 +24,8 @@ from embedkit.finetuning.options import TrainingOptions
 from embedkit.finetuning.states import frozen_states
 from embedkit.finetuning.training import Fold, train_fold
 from embedkit.units.target import Target
-from tests.finetune_fixtures import built, plain_of
-from tests.models import TEXTS, Tiny, check_near, slow
+from tests.finetune_fixtures import built
+from tests.models import TEXTS, Tiny, check_near, plain_model, slow
 
 SOME = [text for text in TEXTS if text.strip()]
 TRAIN, VALID = np.arange(8), np.array([8, 9])  # the others are held out
@@ -60,7 +60,7 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
     checkpoint = find_checkpoint(str(tiny("bert")))
     others = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]  # of other tests
     known = {id(one) for one in others}
-    plain = plain_of(checkpoint)
+    plain = plain_model(checkpoint.folder)
     layer: Any = heads.embedding_layer(plain.module)
     size, held = layer.weight.untyped_storage().nbytes(), []
     doubled = (2 * layer.weight).detach().numpy().tobytes()
@@ -82,13 +82,13 @@ def test_the_whole_matrix_is_not_in_memory(tiny: Tiny, tmp_path: Path) -> None:
     whole: Any = heads.embedding_layer(model.encoder)
     assert whole.weight.untyped_storage().nbytes() == size
     absent = np.setdiff1d(np.arange(len(whole.weight)), [*fold.texts.ids, fold.texts.pad_id])
-    before = plain_of(checkpoint).module.get_input_embeddings().weight[absent]
+    before = plain_model(checkpoint.folder).module.get_input_embeddings().weight[absent]
     assert torch.allclose(whole.weight[absent], 2 * before, rtol=0.01)
 
 
 def trained(checkpoint: Any, work: Path, dtype: torch.dtype, **settings: Any) -> Any:
     """The weights of a fold without dropout, by the precision of its computation."""
-    model = build_model(plain_of(checkpoint), seed=3, head="mean").to(dtype)
+    model = build_model(plain_model(checkpoint.folder), seed=3, head="mean").to(dtype)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -130,12 +130,13 @@ def test_every_weight_is_that_of_training_all_rows(
     assert (result.epoch, result.parameters) == (expected.epoch, expected.parameters)
     assert ours.keys() == plain.keys() == exact.keys()
     ulp = torch.finfo(torch.float32).eps
-    before = plain_of(checkpoint).module.state_dict()
+    module = plain_model(checkpoint.folder).module
+    before = module.state_dict()
     for name, value in exact.items():
         floor = 8 * ulp * float(value.abs().max())
         error = float((plain[name] - value).abs().max())
         assert float((ours[name] - value).abs().max()) <= max(1.5 * error, floor), name
-    name = next(n for n, p in plain_of(checkpoint).module.named_parameters() if p.ndim == 2)
+    name = next(n for n, p in module.named_parameters() if p.ndim == 2)
     whole, first = ours[f"encoder.{name}"], before[name].double()
     absent = np.setdiff1d(np.arange(len(whole)), fold.texts.ids)
     assert len(absent)

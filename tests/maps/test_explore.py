@@ -18,14 +18,6 @@ import embedkit
 from embedkit.drawing import SHAPES
 from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps import map as layout
-from embedkit.maps.map import (
-    cluster_texts,
-    explore,
-    first_axes,
-    kept_neighbours,
-    lay_out,
-    nearest_points,
-)
 from embedkit.search.exact import unit_rows
 from tests.page_checks import block as block_of
 from tests.page_checks import (
@@ -63,7 +55,7 @@ def folder(common: Path) -> Path:
     (common / "c.tsv").write_text("\n".join(lines) + "\n", "utf-8")
     settings: dict[str, Any] = {"layers": "all", "pooling": "mean,cls", "keep": ["price", "day"]}
     extract_tiny(common / "c.tsv", common / "data", shard_rows=25, **settings)
-    explore(common / "data", out=common / "page.html")
+    layout.explore(common / "data", out=common / "page.html")
     return common
 
 
@@ -78,11 +70,11 @@ def clusters(n: int = 150, seed: int = 0) -> Any:
 
 def test_the_layout_keeps_no_fewer_neighbours_than_that_of_scikit_learn() -> None:
     unit = clusters()
-    near = nearest_points(unit, layout.ATTRACTING)
-    mine = kept_neighbours(near, lay_out(unit, near, method="tsne"))
+    near = layout.nearest_points(unit, layout.ATTRACTING)
+    mine = layout.kept_neighbours(near, layout.lay_out(unit, near, method="tsne"))
     theirs = TSNE(init="pca", perplexity=15, max_iter=500, random_state=0).fit_transform(unit)
-    flat = kept_neighbours(near, lay_out(unit, near, method="pca"))
-    assert mine > kept_neighbours(near, theirs) - 0.03
+    flat = layout.kept_neighbours(near, layout.lay_out(unit, near, method="pca"))
+    assert mine > layout.kept_neighbours(near, theirs) - 0.03
     assert mine > flat + 0.1
 
 
@@ -93,12 +85,12 @@ def test_points_move_less_when_a_layer_begins_where_the_one_before_ended() -> No
     for seed in range(0, 10, 2):
         one = clusters(100, seed=seed)
         other = unit_rows(one + 0.1 * clusters(100, seed=seed + 1))
-        nears = [nearest_points(unit, layout.ATTRACTING) for unit in (one, other)]
-        first = lay_out(one, nears[0], method="tsne")
-        follows = lay_out(other, nears[1], method="tsne", before=first)
-        alone = layout.aligned(lay_out(other, nears[1], method="tsne"), first)
+        nears = [layout.nearest_points(unit, layout.ATTRACTING) for unit in (one, other)]
+        first = layout.lay_out(one, nears[0], method="tsne")
+        follows = layout.lay_out(other, nears[1], method="tsne", before=first)
+        alone = layout.aligned(layout.lay_out(other, nears[1], method="tsne"), first)
         moved += [np.linalg.norm(points - first, axis=1).mean() for points in (follows, alone)]
-        kept += [kept_neighbours(nears[1], points) for points in (follows, alone)]
+        kept += [layout.kept_neighbours(nears[1], points) for points in (follows, alone)]
     assert moved[0] < 0.8 * moved[1]
     assert kept[0] > 0.9 * kept[1]
 
@@ -106,10 +98,10 @@ def test_points_move_less_when_a_layer_begins_where_the_one_before_ended() -> No
 def test_the_axes_are_those_of_a_pca(folder: Path) -> None:
     vectors = embedkit.load(folder / "data").X
     wanted = PCA(2).fit_transform(vectors)
-    points = first_axes(vectors)
+    points = layout.first_axes(vectors)
     wanted *= np.sign((wanted * points).sum(axis=0))
     assert np.allclose(points, wanted, atol=1e-4)
-    assert np.allclose(first_axes(np.ones((4, 3), np.float32)), 0, atol=1e-5)
+    assert np.allclose(layout.first_axes(np.ones((4, 3), np.float32)), 0, atol=1e-5)
 
 
 def test_the_fraction_of_neighbours_that_a_layout_keeps() -> None:
@@ -122,12 +114,13 @@ def test_the_fraction_of_neighbours_that_a_layout_keeps() -> None:
         len(set(np.argsort(-cosines[i])[:10]) & set(np.argsort(distances[i])[:10])) / 10
         for i in range(80)
     ]
-    assert kept_neighbours(nearest_points(unit, 15), points) == pytest.approx(np.mean(shared))
+    near = layout.nearest_points(unit, 15)
+    assert layout.kept_neighbours(near, points) == pytest.approx(np.mean(shared))
 
 
 def test_copies_of_a_point_do_not_crowd_it_out_of_its_own_list() -> None:
     unit = np.repeat(clusters(4), 20, axis=0)
-    near = nearest_points(unit, 3)
+    near = layout.nearest_points(unit, 3)
     assert (near.indices != np.arange(80)[:, None]).all()
     assert (near.indices // 20 == np.arange(80)[:, None] // 20).all()
 
@@ -135,7 +128,7 @@ def test_copies_of_a_point_do_not_crowd_it_out_of_its_own_list() -> None:
 def test_neighbours_are_the_nearest_of_all_points() -> None:
     wide = np.random.default_rng(1).normal(size=(24, 80))
     unit = unit_rows((clusters(3_000) @ wide + 3).astype(np.float32))  # far from the origin
-    near = nearest_points(unit, 5)
+    near = layout.nearest_points(unit, 5)
     cosines = np.einsum("ij,ikj->ik", unit, unit[near.indices])
     assert np.allclose(near.cosines, cosines, atol=1e-5)
     others = unit @ unit.T - 9 * np.eye(3_000)
@@ -145,7 +138,7 @@ def test_neighbours_are_the_nearest_of_all_points() -> None:
 @pytest.mark.parametrize(("method", "total"), [("tsne", 25), ("pca", 3)])
 def test_progress_ends_at_its_total(folder: Path, tmp_path: Path, method: Any, total: int) -> None:
     seen: list[Any] = []
-    explore(folder / "data", out=tmp_path / "p.html", method=method, progress=seen.append)
+    layout.explore(folder / "data", out=tmp_path / "p.html", method=method, progress=seen.append)
     seen = [one for one in seen if one.stage == "laying out"]
     assert [(one.done, one.total) for one in seen] == [(i, total) for i in range(total + 1)]
 
@@ -176,7 +169,7 @@ def test_clusters_are_named_by_words_that_the_others_lack(folder: Path) -> None:
     # a point of the middle of each group, so that no cluster is divided
     unit = np.repeat(np.eye(4, dtype=np.float32), 32, axis=0)
     random = np.random.default_rng(0).permutation(128)
-    codes, names = cluster_texts(unit[random], [texts[i] for i in random])
+    codes, names = layout.cluster_texts(unit[random], [texts[i] for i in random])
     for group, word in enumerate(("tax", "cat", "この", "영화")):
         (code,) = set(codes[random // 32 == group].tolist())
         assert names[code].split(", ")[0] == word
@@ -290,7 +283,7 @@ def test_the_page_loads_nothing_and_holds_no_markup_of_the_corpus(folder: Path) 
 
 def test_the_same_page_twice(folder: Path, tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        found = explore(folder / "data", out=tmp_path / f"{name}.html", limit=40, seed=seed)
+        found = layout.explore(folder / "data", out=tmp_path / f"{name}.html", limit=40, seed=seed)
         assert (found.points, found.records) == (40, N)
     a, b, c = ((tmp_path / f"{n}.html").read_bytes() for n in "abc")
     assert a == b != c
@@ -310,9 +303,9 @@ NO_PAGES: dict[str, Any] = {
 @pytest.mark.parametrize("message", NO_PAGES)
 def test_pages_that_cannot_be_made(folder: Path, tmp_path: Path, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        explore(folder / "data", **{"out": tmp_path / "m.html", **NO_PAGES[message]})
+        layout.explore(folder / "data", **{"out": tmp_path / "m.html", **NO_PAGES[message]})
     with pytest.raises(OutputExistsError, match=r"page\.html"):
-        explore(folder / "data", out=folder / "page.html")
+        layout.explore(folder / "data", out=folder / "page.html")
 
 
 def test_the_command(folder: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import chdir, redirect_stdout
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -83,13 +83,16 @@ def ran(
     shutil.copytree(path, folder, dirs_exist_ok=True)
     results = {first: done}
     results |= {line: command(*shlex.split(line)[1:], cwd=folder) for line in lines}
-    spoken = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(spoken):
-        patch.chdir(folder)
-        for block in blocks(request.param, "python"):
-            exec(compile(block, request.param, "exec"), {"__name__": "__main__"})
     printed = "".join(result.stdout + result.stderr for result in results.values())
-    return Ran(folder, results, printed + spoken.getvalue())
+    return Ran(folder, results, printed + spoken(request.param, folder))
+
+
+def spoken(page: str, folder: Path) -> str:
+    """What the Python of a page prints in a folder."""
+    with chdir(folder), redirect_stdout(io.StringIO()) as stream:
+        for block in blocks(page, "python"):
+            exec(compile(block, page, "exec"), {"__name__": "__main__"})
+    return stream.getvalue()
 
 
 def of(*pages: str) -> pytest.MarkDecorator:
@@ -154,12 +157,7 @@ def test_korean_film_reviews_on_a_stand_in(tmp_path: Path) -> None:
         done = succeed(*shlex.split(line)[1:], cwd=tmp_path)
     run = run_of(tmp_path / "runs/finetuned", FinetuneRun)
     assert (run.records["folds"], run.records["test"], len(run.models)) == (12, 30, 1)
-    (code,) = blocks("nsmc", "python")
-    spoken = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(spoken):
-        patch.chdir(tmp_path)
-        exec(compile(code, "nsmc", "exec"), {"__name__": "__main__"})
-    answer = spoken.getvalue().split(" {")[0]
+    answer = spoken("nsmc", tmp_path).split(" {")[0]
     assert answer in ("부정 리뷰", "긍정 리뷰")
     assert done.stdout.startswith(f"{answer}\t{answer} ")
 

@@ -95,11 +95,9 @@ def test_copies_of_a_unit_are_no_more_units() -> None:
     random = np.random.default_rng(0)
     y, proba = random.integers(2, size=80), random.dirichlet([1, 1], size=80)
     once = scores_of(y, proba, proba.argmax(1), unit=np.arange(80))
-    four = scores_of(
-        *(np.repeat(v, 4, axis=0) for v in (y, proba, proba.argmax(1))),
-        unit=np.repeat(np.arange(80), 4),
-    )
-    alone = scores_of(*(np.repeat(v, 4, axis=0) for v in (y, proba, proba.argmax(1))))
+    copies = [np.repeat(v, 4, axis=0) for v in (y, proba, proba.argmax(1))]
+    four = scores_of(*copies, unit=np.repeat(np.arange(80), 4))
+    alone = scores_of(*copies)
     for name in ("accuracy", "log_loss", "roc_auc", "average_precision", "macro_f1", "mcc"):
         assert four[name].low == pytest.approx(once[name].low), name
         assert four[name].high == pytest.approx(once[name].high), name

@@ -71,10 +71,8 @@ def test_an_index_is_near_the_truth(copy: Path, kind: str, metric: str) -> None:
 def test_a_graph_finds_more_than_it_keeps_by_default(copy: Path) -> None:
     build_index(copy, kind="hnsw")
     data = embedkit.load(copy)
-    found, truth = (
-        open_index(data, kind="hnsw")(data.X[:50], 500),
-        nearest(data, data.X[:50], k=500),
-    )
+    found = open_index(data, kind="hnsw")(data.X[:50], 500)
+    truth = nearest(data, data.X[:50], k=500)
     assert (found[1] >= 0).all()
     assert shared(found, truth) > 0.95 * 500
 
@@ -193,9 +191,7 @@ def test_the_commands(copy: Path) -> None:
     built = invoke("index", copy, "--kind", "hnsw")
     assert "hnsw index of 2,100 × 16 (mean_2, cosine)" in built.output
     assert "recall@10" in built.output
-    found = json.loads(
-        invoke("search", copy, "--like", 3, "--index", "hnsw", "-k", 2, "--json").stdout
-    )
-    assert len(found[0]["hits"]) == 2
+    found = invoke("search", copy, "--like", 3, "--index", "hnsw", "-k", 2, "--json").stdout
+    assert len(json.loads(found)[0]["hits"]) == 2
     missing = invoke("search", copy, "--like", 3, "--index", "ivf").output
     assert "it has mean_2.hnsw.cosine. Build it: embedkit index" in missing

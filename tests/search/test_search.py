@@ -51,14 +51,8 @@ def corpus_of(path: Path) -> Path:
 @pytest.fixture(scope="module")
 def dataset(common: Path) -> Path:
     """A dataset of several shards with a reject in the middle."""
-    extract_tiny(
-        corpus_of(common / "corpus.tsv"),
-        common / "data",
-        layers="all",
-        pooling=["cls", "mean"],
-        shard_rows=20,
-    )
-    return common / "data"
+    corpus, pooling = corpus_of(common / "corpus.tsv"), ["cls", "mean"]
+    return extract_tiny(corpus, common / "data", layers="all", pooling=pooling, shard_rows=20).out
 
 
 def plain(X: Any, queries: Any, metric: str) -> Any:
@@ -135,10 +129,8 @@ def test_equal_scores_are_in_the_order_of_the_records(
     for q, scores in enumerate(plain(vectors, queries, metric)):
         wanted = among[np.argsort(-scores[among], kind="stable")][:k]
         assert indices[q][: len(wanted)].tolist() == wanted.tolist()
-        assert np.allclose(
-            found[q][: len(wanted)],
-            np.abs(scores[wanted]) if metric == "euclid" else scores[wanted],
-        )
+        expected = np.abs(scores[wanted]) if metric == "euclid" else scores[wanted]
+        assert np.allclose(found[q][: len(wanted)], expected)
         assert (indices[q][len(wanted) :] == -1).all()
         assert np.isinf(found[q][len(wanted) :]).all()
 
@@ -303,11 +295,8 @@ def test_rows_are_record_numbers_not_places(dataset: Path) -> None:
     hits = Searcher(dataset, keep_duplicates=True).like(41, k=5).hits
     for hit in hits:
         place = int(np.flatnonzero(data.row == hit.row)[0])
-        assert (hit.text, hit.id, hit.label) == (
-            data.text[place],
-            data.ids[place],
-            data.labels[place],
-        )
+        expected = data.text[place], data.ids[place], data.labels[place]
+        assert (hit.text, hit.id, hit.label) == expected
     with pytest.raises(UsageError, match="row 40"):
         Searcher(dataset).like([40])
 
