@@ -500,8 +500,8 @@ def fetch(url: str, *, sha256: str, out: str | Path) -> bool:
             error.close()  # it holds the answer
         reason = str(getattr(error, "reason", None) or error).partition("\n")[0]
         raise errors.StorageError(
-            f"{shown} cannot be downloaded: {reason}. Check the network, or put the file at {target} "
-            "yourself."
+            f"{shown} cannot be downloaded: {reason}. Check the network, or put the file at "
+            f"{target} yourself."
         ) from error
     return True
 

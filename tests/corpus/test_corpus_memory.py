@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from embedkit.errors import MismatchError, UsageError
 from embedkit.predict import predict_file
 from embedkit.remote import PROTOCOLS
 from embedkit.units.units import Units
+from tests.conftest import Files
 from tests.corpus_fixtures import read_corpus
 from tests.store_fixtures import ROWS, begin, run, tiny_model, tree
 
@@ -182,14 +184,40 @@ def test_every_command_reads_addresses_alike(
         assert out.read_bytes() == (tmp_path / "0.tsv").read_bytes()
 
 
+class Changing(Files):
+    """A server of parts of files, which are other ones after the first answer."""
+
+    answers = count()
+
+    def do_GET(self) -> None:  # noqa: N802
+        content = self.files[self.path]
+        if self.command == "GET" and next(self.answers):
+            content = content.replace(b"old", b"new")
+        first, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").split("-")
+        part = content[int(first) : int(last or len(content)) + 1]
+        self.send_response(206 if "Range" in self.headers else 200)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Content-Range", f"bytes {first}-{int(first) + len(part)}/{len(content)}")
+        self.end_headers()
+        self.wfile.write(part if self.command == "GET" else b"")
+
+
+def test_a_file_of_the_web_is_of_one_version(tmp_path: Path, serve: Any) -> None:
+    lines = "text\n" + f"the old film {'was long ' * 90}\n" * 12_000
+    server = f"http://{serve({'/c.tsv': lines.encode()}, Changing)}"
+    with input_files(f"{server}/c.tsv") as (file,):
+        assert file.path.read_text("utf-8") == lines
+
+
 NO_CORPUS: list[tuple[Any, str]] = [
     (["a text", "missing.parquet"], r"missing\.parquet"),
     (["a text", Path("corpus.tsv")], "corpus"),
     ([], "empty list"),
     ({"text": ["a"]}, r"pandas\.DataFrame\(corpus\)"),
     (pl.LazyFrame({"text": ["a"]}), r"corpus\.collect\(\)"),
-    (pd.DataFrame({"text": ["a"], "n": pd.arrays.SparseArray([1])}), "Sparse.*str, or drop"),
-    (pd.DataFrame({"text": ["a"], "n": [2**70]}), "DataFrame.*str, or drop"),
+    (pd.DataFrame({"text": ["a"], "n": pd.arrays.SparseArray([1])}), "Sparse.*str, rename or drop"),
+    (pd.DataFrame({"text": ["a"], "n": [2**70]}), "DataFrame.*str, rename or drop"),
     (b"a text", "bytes"),
     ({"a text"}, "corpus is a set"),
     (pa.table({"text": pa.nulls(1, pa.month_day_nano_interval())}), "column 'text' is month"),

@@ -61,6 +61,8 @@ def test_a_text_has_the_same_bits_in_any_company(
         assert np.array_equal(vectors[::-1], together[name])
         assert distance(vectors[::-1], exact[name]).mean() < 0.2
     assert distance(together["mean_3"], exact["mean_3"]).min() > 1e-4
+    short = Encoder(str(tiny(family)), device="cpu", precision="int8", max_length=20)
+    assert np.array_equal(short.encode(["good"]), encoder.encode(["good"]))
 
 
 @pytest.mark.slow

@@ -453,6 +453,7 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
     assert "not trained to its end: 3 of 3 models were still improving" in unknown.sentence
     assert "--model" in unknown.command
     assert found.next == unknown.command
+    assert recommend(compare([tmp_path / "run"])).next == unknown.command
     said = invoke("info", tmp_path / "run").output.splitlines()[0]
     assert said.endswith("not trained to its end")
 

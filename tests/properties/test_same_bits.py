@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer import modules as st
 
 from embedkit.choices import DEFAULT_MODEL
 from tests.models import save_model, wordpiece_vocabulary
@@ -36,13 +38,15 @@ SETTINGS = [
 
 
 def odd_bert(folder: Path, layers: int) -> str:
-    """A BERT with 6 heads of width 20: no multiple of any vector's."""
+    """A BERT with 6 heads of width 20, no multiple of any vector's, and a layer behind its mean."""
     from transformers import BertTokenizer
 
     vocabulary = wordpiece_vocabulary()
     BertTokenizer(vocab=vocabulary, do_lower_case=False).save_pretrained(folder)
     sizes: dict[str, Any] = {"hidden_size": 120, "num_attention_heads": 6, "intermediate_size": 200}
     save_model(folder, "bert", vocab_size=len(vocabulary), num_hidden_layers=layers, **sizes)
+    modules = [st.Transformer(str(folder)), st.Pooling(120, "mean"), st.Dense(120, 50)]
+    SentenceTransformer(modules=modules, device="cpu").save(str(folder))
     return str(folder)
 
 
