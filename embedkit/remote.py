@@ -166,15 +166,14 @@ def store_of(
     import fsspec
 
     shown = without_secrets(address)
-    options: dict[str, Any] = {}
-    if address.startswith("http"):
-        import aiohttp
-
-        # by default it ends every answer after five minutes, however fast it comes in
-        patience = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
-        options = {"client_kwargs": {"timeout": patience}}
     try:
-        store, root = fsspec.url_to_fs(address, **options)
+        store, root = fsspec.url_to_fs(address)
+        if address.startswith("http"):
+            import aiohttp
+
+            # by default it ends every answer after five minutes, however fast it comes in
+            patience = aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=60)
+            store, root = fsspec.url_to_fs(address, client_kwargs={"timeout": patience})
         # fsspec keeps file systems and their listings: other processes may have written meanwhile
         store.invalidate_cache()
         yield store, root.rstrip("/")

@@ -39,10 +39,10 @@ from embedkit.encoding.model import (
 )
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.pooling import POOLERS, sentence_pooler
-from embedkit.encoding.products import calibrate, calibration_texts
+from embedkit.encoding.products import calibrate
 from embedkit.encoding.shard import OnTokens, PendingShard, Request, queue_shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
-from embedkit.encoding.tokenizer import choose_max_length, load_tokenizer
+from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.views import (
     LayerSpec,
     ShardVectors,
@@ -61,7 +61,6 @@ from embedkit.types import Float32, Progress, Reloaded, no_progress, reported
 logger = logging.getLogger(__name__)
 
 _ENCODE_ROWS = 4_096
-_CALIBRATED = 256  # tokens of the texts that fix the ranges of int8
 _QUEUED_CHARS = 1 << 20
 """Characters of the texts that are tokenized and queued at once on a GPU, about four batches. It
 idles while the first ones are tokenized, and the host while the last ones are encoded: with 4,096
@@ -134,12 +133,9 @@ class Encoder(Reloaded):
                 "embeddings; they are left out, and transformers would add those of words"
             )
         if self.precision == "int8":
-            # whatever the limit is: a short text has the same vector under all of them
-            longest = min(choose_max_length(checkpoint, self.tokenizer, None), _CALIBRATED)
-            settings = TokenizerSettings(longest, prefix=checkpoint.prefix)
             with threads_limited(1):  # ranges must not depend on the number of threads
                 # before fastest(), which makes int8 of the layers that have ranges by then
-                calibrate(plain, self.tokenizer.encode(calibration_texts(), settings=settings))
+                calibrate(plain, self.tokenizer)
         if forward == "auto":
             self.model = fastest(plain)
         # the plain forward would compute in fp32 and be recorded as int8

@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from embedkit import choices
+from embedkit import choices, errors
 from embedkit.choices import check_choice
 from embedkit.display import Shown
 from embedkit.encoding import bert, inventory
@@ -45,14 +45,7 @@ from embedkit.encoding.checkpoint import (
 )
 from embedkit.encoding.definition import AdapterConfig
 from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length, load_tokenizer
-from embedkit.errors import (
-    DamagedModelError,
-    EncodeError,
-    ModelError,
-    Option,
-    UsageError,
-    first_line,
-)
+from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
 from embedkit.scale import undisturbed
 
 logger = logging.getLogger(__name__)
@@ -462,7 +455,8 @@ def load_module(
         raise
     except Exception as error:  # the loader raises what its many formats raise
         if is_out_of_memory(error):
-            raise EncodeError(f"the memory does not suffice to load {checkpoint.name}.") from error
+            problem = f"the memory does not suffice to load {checkpoint.name}."
+            raise errors.EncodeError(problem) from error
         reason = first_line(error)
         # torch's message advises to load the file anyway
         if isinstance(error, UnpicklingError) and not adapts:

@@ -24,8 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
+from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import PackedBatch, PlainModel
-from embedkit.encoding.windows import TokenizedTexts
+from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length
+from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.scale import undisturbed
 
@@ -50,11 +52,18 @@ def filled(values: Tensor) -> Tensor:
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])])
 
 
-def calibration_texts() -> list[str]:
+_CALIBRATED = 256  # tokens of the longest text that fixes the ranges of int8
+
+
+def _calibration(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> TokenizedTexts:
     """Texts whose activations fix the ranges of int8: single ones, and several as one."""
     # in a file, as they are data; of the package, so that a vector does not depend on the corpus
     texts = Path(__file__).with_name("calibration.txt").read_text("utf-8").splitlines()
-    return [*texts, *(" ".join(texts[i : i + 6]) for i in range(0, len(texts), 3))]
+    texts += [" ".join(texts[i : i + 6]) for i in range(0, len(texts), 3)]
+    # nor on the limit that the user states, which cuts no short text
+    longest = min(choose_max_length(checkpoint, tokenizer, None), _CALIBRATED)
+    settings = TokenizerSettings(longest, prefix=checkpoint.prefix)
+    return tokenizer.encode(texts, settings=settings)
 
 
 _SMOOTH = 0.65
@@ -284,7 +293,7 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 @undisturbed()
-def calibrate(plain: PlainModel, texts: TokenizedTexts) -> None:
+def calibrate(plain: PlainModel, tokenizer: TextTokenizer) -> None:
     """Record the range of every input of linear layers, so that :func:`hasten` takes int8."""
 
     def widen(layer: Any, args: Any) -> None:
@@ -300,7 +309,7 @@ def calibrate(plain: PlainModel, texts: TokenizedTexts) -> None:
         # from 0 on, so that 0 lies within every range and is exact in 8 bits
         layer.seen = torch.zeros(2, layer.in_features).unbind()
     # one text at a time: padding would widen ranges by values that no text has
-    for text in texts:
+    for text in _calibration(plain.checkpoint, tokenizer):
         ids = torch.from_numpy(text.ids.astype(np.int64))
         batch = PackedBatch.of(ids, torch.zeros_like(ids), [len(ids)])
         plain.forward(batch, [plain.n_layers], lambda *_: None)

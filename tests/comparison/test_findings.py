@@ -338,7 +338,7 @@ def test_decisions_name_what_was_not_tried(compared: Compared, tmp_path: Path) -
 def test_the_next_command_trains_on_what_a_probe_chose_or_says_on_what(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recommendation, "_command", lambda _, *words, of: " ".join(words))
+    monkeypatch.setattr(recommendation, "_command", lambda _, *words, of="": " ".join(words))
     path = probed(tmp_path / "probe", 0.9)
     for choice, views in {"mean_0 + mean_1": "mean_0,mean_1", "mean_sum_0to1": "mean_1"}.items():
         edit_run(path, choices=[choice] * 5, estimator="knn")
