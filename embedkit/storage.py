@@ -353,8 +353,8 @@ def check_place(path: Path) -> None:
         advice = Option("out", before=" Pass ", after=" as a folder that you may write to.")
         raise StorageError(f"cannot write {path}: no write permission for {folder}.{advice}")
     with storage_errors(path):
-        # the longest name that will be there, of write_durably; it may be too long
-        path.with_name(f".{path.name}.{'0' * 12}.partial").exists()
+        # the longest name that may be there, of write_durably; it may be too long
+        Path(path.parent, f".{path.name}.{'0' * 12}.partial").exists()
 
 
 def tree_bytes(path: Path) -> int:

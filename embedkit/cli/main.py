@@ -51,7 +51,9 @@ def main() -> NoReturn:
         # escapes them, so that what --json prints stays that
         codecs.register_error("json", _escaped)
         stdout.reconfigure(errors="json")
-    if not Path().exists():
+    try:
+        Path.cwd()
+    except FileNotFoundError:
         complain("the current folder was deleted. Change to another one.")
         sys.exit(StorageError.exit_code)
     try:

@@ -292,7 +292,8 @@ def _texts(
         file = run.path / "run.json"
         dialect = from_json(dict[str, Any], read.get("dialect", {}), file=file)
         reading = dialect | {name: read.get(name) for name in ("text", "text_pair")}
-        plan = plan_corpus([InputFile.of(path)], CorpusOptions(**reading))
+        options = from_json(CorpusOptions, reading, file=file)
+        plan = plan_corpus([InputFile.of(path)], options)
         units = Units.of_records(CorpusReader(plan).records(), plan)
         columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
         note = f"Texts from column {columns} of {path.name}."

@@ -315,12 +315,13 @@ def _tuning(compared: Compared, tuned: Row, other: Row) -> Decision:
     reason = untrained_text(content)
     note = f"{UNTRAINED}: {reason}" if reason else ""
     decision = _effect(compared, "Fine-tuning", tuned, other, note)
-    if not reason or decision.answer == "yes":
+    if not reason or (decision.answer == "yes" and other.name != MAJORITY):
         return decision
-    folder = _run(compared, tuned.name).path
-    # as it can be typed here, whatever folder the run was made from
-    corpus, longer = folder / content.dataset.path, _free(folder.with_name(f"{folder.name}-longer"))
-    command = content.going_on(*map(portable, (folder, corpus, longer)))
+    folder = _run(compared, tuned.name).path.resolve()
+    # the corpus as it can be typed here, whatever folder the run was made from; a stream has none
+    corpus = portable(folder / content.dataset.path) if content.dataset.path else ""
+    longer = _free(folder.with_name(f"{folder.name}-longer"))
+    command = content.going_on(portable(folder), corpus, portable(longer))
     return replace(decision, answer=UNTRAINED, tone="open", why=reason, command=command)
 
 

@@ -273,8 +273,8 @@ def _facts(compared: Compared) -> str:
     of_datasets = [dataset.manifest.names for dataset in compared.datasets] or of_runs
     inputs = dict.fromkeys(Path(file).name for names in of_datasets for file in names.inputs)
     labels = f", {count_text(len(classes), 'label')}" if classes else ""
-    with_encoder = (run.content for run in runs if run.content.features != "tfidf")
-    encoders = [Path(content.dataset.names.model).name for content in with_encoder]
+    contents = (run.content for run in runs if run.content.kind != FOREIGN)
+    encoders = [Path(c.dataset.names.model).name for c in contents if c.features != "tfidf"]
     parts = [
         ", ".join(inputs),
         f"{count_text(compared.counts['folds'], compared.noun)}{labels}",

@@ -234,7 +234,8 @@ def metric_text(
     form = f"z.{digits}f" if abs(round(scaled, digits)) < 1_000 else ".6g"
     # errors have the unit of their values, which may be small; below that it is rounding
     if metric in LOWER_IS_BETTER and 1e-12 < abs(scaled) < 0.01:
-        form = f".{1 - math.floor(math.log10(abs(scaled)))}f"  # two digits, whatever their place
+        scaled = float(f"{scaled:.1e}")  # two digits, whatever their place
+        form = f".{1 - math.floor(math.log10(abs(scaled)))}f"
     text = re.sub("^-", MINUS, f"{scaled:{'+' if signed else ''}{form}}")
     if unit and is_percent(metric):
         text += " points" if signed else " %"

@@ -334,12 +334,15 @@ class FinetuneRun(PredictionRun):
     def going_on(self, folder: str, corpus: str, out: str) -> str:
         """Return the command that goes on with the training of a folder; empty if unknown."""
         # both --name=value and --name value are left out
-        words, kept = shlex.split(self.command or ""), []
+        words, kept = shlex.split(self.command or ""), list[str]()
         while words:
             word = words.pop(0)
             if (name := word.partition("=")[0]) not in _REPLACED:
-                # its name alone is known: the folder that it was typed in may be another one
-                kept.append(corpus if PurePath(word).name == PurePath(corpus).name else word)
+                # neither an option nor its value, and named as the corpus is: the folder that it
+                # was typed in is not known
+                alone = not word.startswith("-") and kept and not kept[-1].startswith("-")
+                is_corpus = alone and corpus and PurePath(word).name == PurePath(corpus).name
+                kept.append(corpus if is_corpus else word)
             elif name == word:
                 words = words[1:]
         # a run that Python made has no command

@@ -435,6 +435,9 @@ def test_a_run_that_still_improves_says_so(shared: Path, tmp_path: Path) -> None
     line = "embedkit finetune c.tsv --epochs 3 --out=runs/a --head cnn --seed 1"
     expected = "embedkit finetune ../c.tsv --head cnn --seed 1 --model r --split r/split.parquet"
     assert replace(content, command=line).going_on("r", "../c.tsv", "o") == f"{expected} --out o"
+    line = "embedkit finetune a/c.tsv --test b/c.tsv --text c.tsv"
+    expected = "embedkit finetune ../c.tsv --test b/c.tsv --text c.tsv --model r --split"
+    assert replace(content, command=line).going_on("r", "../c.tsv", "o").startswith(expected)
     assert content.going_on("r", "c.tsv", "o") == ""  # made in Python
 
     train(shared / "data", out=tmp_path / "frozen", split=shared / "split.parquet")
