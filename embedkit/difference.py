@@ -159,7 +159,7 @@ def diff(
         b: another one; or a file: ``.npy`` ``(n, width)``, Parquet, CSV, TSV or JSON lines with a
             column of lists or a column for each coordinate; or a matrix in memory.
         view: of both, or a list of two: a stored view of ``a``, and one of ``b`` or the column of
-            the file; by default the last mean, and the only column of lists.
+            the file; by default the last mean, and the only column of lists, or numbered ones.
         model: location of the checkpoint of ``a``, if it has moved.
         device: where to encode.
         seed: of the samples, the folds and the classifier.
@@ -329,13 +329,13 @@ def _vectors_of(frame: Any, column: str | None, *, named: bool) -> NDArray[Any]:
     rows = [_numbers(cell) for cell in frame[chosen[0]]]
     if odd := [i for i, row in enumerate(rows) if row.shape != rows[0].shape]:
         raise ValueError(f"{chosen[0]}, row {odd[0]} has no {rows[0].size} numbers, unlike row 0")
-    return np.array(rows)
+    return np.array(rows, np.float32)
 
 
 def _numbers(cell: Any) -> NDArray[np.float64]:
     """The numbers of a list, or of a text as JSON, Python or NumPy write one, ``(n,)``."""
-    if isinstance(cell, str) and cell.startswith("["):
-        cell = cell.strip("[] \n").replace(",", " ").split()
+    if isinstance(cell, str) and (text := cell.strip()).startswith("["):
+        cell = text.strip("[]").replace(",", " ").split()
     with suppress(TypeError, ValueError):  # of classes, which may be a list too
         return np.asarray(cell, np.float64)
     return np.empty(())

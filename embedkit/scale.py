@@ -80,8 +80,10 @@ def run_locally(
             for begun in [pool.submit(int) for pool, _ in zip(pools, todo, strict=False)]:
                 begun.result()
         except BrokenProcessPool as error:
-            problem = "a worker process ended before its first task. A script that starts them is "
-            problem += "a file, in which the call stands below if __name__ == '__main__':"
+            problem = (
+                "a worker process ended before its first task. Use fewer if memory is short; a "
+            )
+            problem += "script has to be a file, with the call below if __name__ == '__main__'."
             raise UsageError(problem, workers=len(pools)) from error
         while todo or running:
             begin()

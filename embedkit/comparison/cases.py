@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.arguments import divided
 from embedkit.comparison.load import Dataset
 from embedkit.comparison.table import Compared
 from embedkit.corpus.memory import InputFile
@@ -292,7 +293,7 @@ def _texts(
         file = run.path / "run.json"
         dialect = from_json(dict[str, Any], read.get("dialect", {}), file=file)
         reading = dialect | {name: read.get(name) for name in ("text", "text_pair")}
-        options = from_json(CorpusOptions, reading, file=file)
+        (options,) = divided(reading, CorpusOptions)
         plan = plan_corpus([InputFile.of(path)], options)
         units = Units.of_records(CorpusReader(plan).records(), plan)
         columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)

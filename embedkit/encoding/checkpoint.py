@@ -18,6 +18,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL, Pooling, check_choice
@@ -545,17 +546,25 @@ def check_pickle(name: str, file: str) -> None:
         )
 
 
+_QUIETING, _QUIET = Lock(), list[tuple[int, bool]]()
+
+
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
     """Silence progress bars and load reports of transformers, but not those of the caller's own."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    with _QUIETING:  # of several threads the first one knows what the caller has set
+        now = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        _QUIET.append(_QUIET[0] if _QUIET else now)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
+        with _QUIETING:
+            level, bars = _QUIET.pop()
+            if not _QUIET:
+                logging.set_verbosity(level)
+                if bars:
+                    logging.enable_progress_bar()

@@ -26,7 +26,7 @@ from torch.nn.functional import linear, rms_norm
 
 from embedkit.encoding.checkpoint import Checkpoint
 from embedkit.encoding.model import PackedBatch, PlainModel
-from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length
+from embedkit.encoding.tokenizer import TextTokenizer
 from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import UsageError
 from embedkit.scale import undisturbed
@@ -61,7 +61,7 @@ def _calibration(checkpoint: Checkpoint, tokenizer: TextTokenizer) -> TokenizedT
     texts = Path(__file__).with_name("calibration.txt").read_text("utf-8").splitlines()
     texts += [" ".join(texts[i : i + 6]) for i in range(0, len(texts), 3)]
     # nor on the limit that the user states, which cuts no short text
-    longest = min(choose_max_length(checkpoint, tokenizer, None), _CALIBRATED)
+    longest = int(min(checkpoint.positions, checkpoint.limit, _CALIBRATED))
     settings = TokenizerSettings(longest, prefix=checkpoint.prefix)
     return tokenizer.encode(texts, settings=settings)
 
