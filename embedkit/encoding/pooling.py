@@ -8,6 +8,7 @@ and ``offsets`` ``(sequences,)`` are their starts. Sums are in float32 whatever 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial, reduce
 from typing import NamedTuple
 
@@ -20,9 +21,9 @@ from torch.nn.functional import embedding_bag
 
 from embedkit.choices import Pooling
 from embedkit.encoding.checkpoint import Checkpoint, check_pickle
-from embedkit.encoding.products import filled
+from embedkit.encoding.products import BY_ONEDNN, filled, hasten
 from embedkit.errors import DamagedModelError
-from embedkit.scale import undisturbed
+from embedkit.scale import threads_limited, undisturbed
 from embedkit.types import Float32, Int64
 
 
@@ -183,11 +184,13 @@ def sentence_pooler(checkpoint: Checkpoint) -> Pooler:
             # torch.nn alone pass
             activation = config.get("activation_function", "Tanh").rpartition(".")[2]
             # eval, since dropout and others draw random numbers in training
-            steps.append(nn.Sequential(linear.float(), getattr(nn, activation)().eval()))
+            dense = nn.Sequential(linear.float(), getattr(nn, activation)().eval())
             # tried, since it has to take what comes before it, and some activations halve it
-            width = steps[-1](torch.zeros(1, width)).shape[1]
+            width = dense(torch.zeros(1, width)).shape[1]
             if not all(weight.isfinite().all() for weight in linear.parameters()):
                 raise ValueError("its weights hold NaN or infinity")
+            hasten(dense)
+            steps.append(dense)
         except Exception as error:  # of the readers of both formats
             # PyTorch says on further lines which weights are meant
             problem = " ".join(str(error).split()).rstrip(".")
@@ -202,7 +205,9 @@ def sentence_pooler(checkpoint: Checkpoint) -> Pooler:
     def combine(values: Float32, first: Int64, counts: Int64) -> Float32:
         # modules run once for each text, after its windows are one vector, on the host in float32
         vectors = torch.from_numpy(base.combine(values, first, counts))
-        with torch.inference_mode():
+        # as batches are computed where threads would change the order of sums
+        threads = nullcontext() if BY_ONEDNN else threads_limited(1)
+        with torch.inference_mode(), threads:
             # filled: products of few rows have other bits, which would depend on the texts beside
             return reduce(lambda x, step: step(x), steps, filled(vectors))[: len(vectors)].numpy()
 
