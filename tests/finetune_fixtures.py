@@ -73,6 +73,7 @@ def finetuned(run: Path) -> FinetuneRun:
 
 
 def tuned(corpus: Any, out: Path, **settings: Any) -> RunResult[FinetuneRun]:
+    logging.set_verbosity_warning()
     before = callers_state()
     result = finetune(corpus, out=out, **TINY | settings)
     assert callers_state() == before
