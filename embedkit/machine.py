@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import _GeneratorContextManager, contextmanager, suppress
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -61,22 +61,36 @@ def _blas() -> Any:
     return ThreadpoolController()
 
 
-_TURN, _RUNNING = Lock(), list[Any]()
+def of_all_threads(
+    begin: Callable[[], Callable[[], object]],
+) -> Callable[[], _GeneratorContextManager[None]]:
+    """A context that changes the process: the first thread in it begins, the last one ends it.
+
+    ``begin`` returns what undoes it. If each thread did both, one would take what another has set
+    for what was there before, and leave it so.
+    """
+    lock, ends = Lock(), list[Callable[[], object]]()
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with lock:
+            ends.append(ends[0] if ends else begin())
+        try:
+            yield
+        finally:
+            with lock:
+                end = ends.pop()
+                if not ends:
+                    end()
+
+    return context
 
 
-@contextmanager
-def blas_with_one_thread() -> Iterator[None]:
+@of_all_threads
+def blas_with_one_thread() -> Callable[[], object]:
     """One thread of BLAS while searches run, in whichever threads; then as many as before."""
-    with _TURN:
-        # the number is that of the process: each search would take the 1 of another for the former
-        _RUNNING.append(_RUNNING[0] if _RUNNING else _blas().limit(limits=1, user_api="blas"))
-    try:
-        yield
-    finally:
-        with _TURN:
-            limit = _RUNNING.pop()
-            if not _RUNNING:
-                limit.restore_original_limits()
+    end: Callable[[], object] = _blas().limit(limits=1, user_api="blas").restore_original_limits
+    return end
 
 
 def release_memory() -> None:

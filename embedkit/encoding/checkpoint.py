@@ -11,14 +11,12 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL, Pooling, check_choice
@@ -39,6 +37,7 @@ from embedkit.encoding.definition import (
 )
 from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line, near_path
+from embedkit.machine import of_all_threads
 from embedkit.records import canonical_json
 from embedkit.storage import State, file_sha256, state_of
 
@@ -546,25 +545,18 @@ def check_pickle(name: str, file: str) -> None:
         )
 
 
-_QUIETING, _QUIET = Lock(), list[tuple[int, bool]]()
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
+@of_all_threads
+def quiet_transformers() -> Callable[[], object]:
     """Silence progress bars and load reports of transformers, but not those of the caller's own."""
     from transformers.utils import logging
 
-    with _QUIETING:  # of several threads the first one knows what the caller has set
-        now = logging.get_verbosity(), logging.is_progress_bar_enabled()
-        _QUIET.append(_QUIET[0] if _QUIET else now)
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        with _QUIETING:
-            level, bars = _QUIET.pop()
-            if not _QUIET:
-                logging.set_verbosity(level)
-                if bars:
-                    logging.enable_progress_bar()
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+    def end() -> None:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+    return end
