@@ -41,6 +41,7 @@ PROCESSES: tuple[dict[str, str], ...] = (
         "predict tfidf --text text": LEARNING,
         "train data --folds 2 --out a": LEARNING,
         "train data --folds 2 --features tfidf --out b": LEARNING,
+        "train corpus.tsv --folds 2 --features tfidf --out t": LEARNING,
         "probe data --out c": LEARNING,
     },
 )

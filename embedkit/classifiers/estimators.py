@@ -6,7 +6,7 @@ records alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple, Self
@@ -54,6 +54,7 @@ class EstimatorSettings(NamedTuple):
     seed: int = 0
     metric: str | None = None  # of tuning; by default log-loss, or the squared error
     layers: int = 1  # of a learnt mixture, side by side in the vectors
+    views: tuple[str, ...] = ()  # side by side in the vectors
     columns: tuple[str, ...] = ()  # of the user's own numbers, behind the vectors
     tune: bool = True
     threshold: Threshold | None = None  # by a metric it is chosen on predictions of inner folds
@@ -64,7 +65,6 @@ class EstimatorSettings(NamedTuple):
         estimator: str | None,
         *,
         task: str,
-        views: Sequence[str] = (),
         level: str = "sentence",
         metric: str | None = None,
         threshold: str | float | None = None,
@@ -72,9 +72,9 @@ class EstimatorSettings(NamedTuple):
     ) -> EstimatorSettings:
         """Return checked settings; the default estimator is that of the task.
 
-        Names and numbers were checked by the types of the function that takes them. The ``views``
-        and the ``level`` are no settings, but checked beside the columns: texts have neither views
-        nor columns, words have no columns, and each is named once.
+        Names and numbers were checked by the types of the function that takes them. The ``level``
+        is no setting, but checked beside the columns: texts have neither views nor columns, words
+        have no columns, and each is named once.
         """
         # what can be known without data is refused here, before a corpus is encoded for minutes
         estimator = estimator or ("ridge" if task == "regression" else "logreg")
@@ -86,7 +86,7 @@ class EstimatorSettings(NamedTuple):
             task == "regression" or "class_weight" not in result.row.build().get_params()
         ):
             raise UsageError("it needs a classifier, as logreg.", class_weight=result.class_weight)
-        for name, names in (("view", views), ("columns", result.columns)):
+        for name, names in (("view", result.views), ("columns", result.columns)):
             shown = {name: ",".join(names)}
             if result.features != "vectors" and names:
                 problem = f"{Option('features', result.features)} are of texts, not of vectors."

@@ -15,8 +15,8 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -29,9 +29,9 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.model import save_model
 from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
-from embedkit.corpus.plan import class_columns
+from embedkit.corpus.plan import CorpusOptions, class_columns
 from embedkit.dataset.encoders import encode_as
-from embedkit.dataset.format import dataset_folder
+from embedkit.dataset.format import Names, dataset_folder
 from embedkit.dataset.read import VectorData
 from embedkit.dataset.settings import EXTRACTION
 from embedkit.errors import UsageError
@@ -41,19 +41,24 @@ from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validat
 from embedkit.runs.folder import (
     RunResult,
     check_alike,
+    corpus_content,
     dataset_content,
     free_out,
     new_run,
     write_results,
 )
 from embedkit.runs.predictions import Subset
-from embedkit.runs.run import Cost, TrainRun
+from embedkit.runs.run import Cost, DatasetContent, TrainRun
 from embedkit.runs.split import Split
 from embedkit.types import Int64, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR
 from embedkit.units.units import Labels, Units, beside_numbers, load_or_extract
 
 logger = logging.getLogger(__name__)
+
+_READING = {field.name for field in fields(CorpusOptions)}
+# settings that stand in run.json as they are
+_RECORDED = ("estimator", "features", "task", "views", "columns")
 
 T = TypeVar("T")
 
@@ -113,7 +118,7 @@ class Frozen(NamedTuple):
     def fit_and_write(
         self,
         folder: Path,
-        data: VectorData,
+        dataset: DatasetContent,
         problem: Problem,
         *,
         peak_before: int,
@@ -134,11 +139,9 @@ class Frozen(NamedTuple):
             problem,
             predictions,
             decision=self.settings.threshold,
-            **{name: settings[name] for name in ("estimator", "features", "task", "columns")},
+            **{name: settings[name] for name in _RECORDED},
             settings=about | problem.target.settings,
-            level=data.level,
-            views=tuple(data.views) if self.settings.features == "vectors" else (),
-            dataset=dataset_content(data, folder),
+            dataset=dataset,
             choices=(*each, fits.final.choice),
             threshold=fits.threshold,
             cost=replace(fits.cost, peak_memory_bytes=peak_memory_since(peak_before)),
@@ -212,33 +215,48 @@ def side_by_side(
     return results
 
 
-def _problem(
-    method: Frozen, data: VectorData, test: CorpusLike | None, *, label: Labels, **about: Any
-) -> Problem:
-    """What is to be learnt from a dataset, ``about`` as for :class:`Problem`, and the test set."""
-    units = _read_by(method.settings, Units.of_dataset(data, label=label), fitted=False)
-    problem = Problem.of(units, task=method.settings.task, **about)
-    # before a test set is encoded
-    method.check(problem)
-    if test is None:
-        return problem
-    return problem._replace(test=_test_set(test, data, problem, method.settings))
+def _data(
+    source: CorpusLike,
+    extraction: Mapping[str, Any],
+    *,
+    features: str,
+    label: Labels,
+    level: str,
+    split: object,
+    **what: Any,
+) -> tuple[Units, DatasetContent, tuple[str, ...], int]:
+    """The units to learn from, their record, the views, and the number of rejected records.
+
+    A corpus is extracted first. TF-IDF reads its texts alone, for which vectors would cost a
+    thousand times as much, unless an option of encoding asks for a dataset, or the labels are
+    values, which are counted by its rows.
+    """
+    options = {name: value for name, value in extraction.items() if value is not None}
+    of_texts = features == "tfidf" and options.keys() <= _READING
+    if of_texts and isinstance(label, str | None) and dataset_folder(source) is None:
+        reading = CorpusOptions(**options, label=label)
+        units = Units.of_corpus(source, reading, level=level, split=split)
+        names = Names(inputs=(units.name,), model="", model_source="", revision=None)
+        return units, corpus_content(units, names), (), sum(units.rejected.values())
+    what |= {"label": label, "level": level, "split": split}
+    data = load_or_extract(source, options, **what)
+    views = tuple(data.views) if features == "vectors" else ()
+    return Units.of_dataset(data, label=label), dataset_content(data), views, data.lost
 
 
 def _test_set(
-    test: CorpusLike, data: VectorData, problem: Problem, settings: EstimatorSettings
+    test: CorpusLike, dataset: DatasetContent, problem: Problem, settings: EstimatorSettings
 ) -> Subset:
-    """A test set of its own; a corpus is encoded as the dataset ``data`` was."""
+    """A test set of its own; a corpus is encoded as ``dataset`` was."""
     units, target, split, _ = problem
+    views = settings.views
     split.check_test(test)
-    vectors = settings.features == "vectors"
     column = units.reading["word_label" if units.level == "word" else "label"]
     folder = dataset_folder(test)
     if folder is not None:
-        views = list(data.views) if vectors else None
-        test_data, name = VectorData.of(folder, views, level=data.level), str(test)
-        check_alike(test_data, dataset_content(data), name=name, vectors=vectors)
-        further, stored = Units.of_dataset(test_data), data.manifest.job.input.label
+        test_data = VectorData.of(folder, [*views] or None, level=units.level)
+        check_alike(test_data, dataset, name=str(test), vectors=bool(views))
+        further, stored = Units.of_dataset(test_data), (dataset.reading or {}).get("label")
         # the labels that a dataset stores are taken of both, whatever they are called; others are
         # a kept column, or values, which the other dataset does not have
         if units.level == "sentence" and (column is None or column != stored):
@@ -247,8 +265,8 @@ def _test_set(
                 further = Units.of_dataset(test_data, label=column)
     else:
         further = units.further(test, keep=settings.columns)
-        if vectors:
-            further = further.encoded(encode_as(data.manifest, data.views, owner=str(data.path)))
+        if views:
+            further = further.encoded(encode_as(dataset, views, owner=units.name))
     if further.label is None:
         lacking = f"column {column!r}" if column else "column that is named as the label"
         logger.warning(f"{further.name} has no {lacking}: it is predicted, not scored")
@@ -303,7 +321,9 @@ def train(
 
     Args:
         dataset: folder that ``extract`` wrote, with a label column; or a corpus as ``extract``
-            takes it, which is extracted first.
+            takes it, which is extracted first. Of a corpus ``tfidf`` reads the texts alone, and
+            encodes nothing; with an option of encoding (``model=...``) it makes a dataset too,
+            which the next runs use.
         out: new folder; by default ``runs/<dataset>-<estimator>`` (``-tfidf`` of texts), and behind
             it the view and columns if they are given.
         view: a stored view, or several to put side by side; by default the last mean. Of words a
@@ -370,13 +390,24 @@ def train(
     views = (view,) if isinstance(view, str) else tuple(view or ())
     options: dict[str, Any] = {"features": features, "class_weight": class_weight, "seed": seed}
     options |= {"task": task, "views": views, "columns": names, "threshold": threshold}
-    method = Frozen(EstimatorSettings.of(estimator, tune=tune, level=level, **options))
-    out = free_out(out, dataset, method.settings.method, *views, *names, overwrite=overwrite)
+    settings = EstimatorSettings.of(estimator, tune=tune, level=level, **options)
+    out = free_out(out, dataset, settings.method, *views, *names, overwrite=overwrite)
     keep = dict.fromkeys(names, "columns")
-    what: dict[str, Any] = {"view": view, "level": level, "label": label, "split": split}
-    data = load_or_extract(dataset, extraction, keep=keep, progress=progress, **what)
-    about = {"separator": label_separator, "split": split, "folds": folds, "seed": seed}
-    problem = _problem(method, data, test, label=label, **about)
+    what: dict[str, Any] = {"features": features, "label": label, "level": level, "split": split}
+    units, described, views, lost = _data(
+        dataset, extraction, **what, view=view, keep=keep, progress=progress
+    )
+    method = Frozen(settings._replace(views=views))
+    units = _read_by(method.settings, units, fitted=False)
+    about: dict[str, Any] = {"separator": label_separator, "split": split, "seed": seed}
+    problem = Problem.of(units, task=task, folds=folds, **about)
+    method.check(problem)
+    # encoded when all else is known to be right
+    if test is not None:
+        further = _test_set(test, described, problem, method.settings)
+        problem = problem._replace(test=further)
     with new_run(out, overwrite=overwrite) as folder:
-        content = method.fit_and_write(folder, data, problem, peak_before=peak, progress=progress)
-    return RunResult(out, content, data.lost)
+        content = method.fit_and_write(
+            folder, described, problem, peak_before=peak, progress=progress
+        )
+    return RunResult(out, content, lost)

@@ -98,7 +98,8 @@ def train(
     """Cross-validate an estimator on stored vectors.
 
     It is then fitted on all folds, and saved for predict. DATASET is a folder that extract wrote;
-    of a corpus file one is made first, with the default settings of extract.
+    of a corpus file one is made first, with the default settings of extract, except for TF-IDF,
+    which reads its texts alone.
     """
     from embedkit.cli.run_text import result_of
 

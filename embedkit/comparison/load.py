@@ -361,6 +361,7 @@ def _input_settings(content: PredictionRun) -> dict[str, str]:
     dataset = content.dataset
     if content.features == "tfidf" or content.kind == FOREIGN:
         return {}  # the whole text, without an encoder; or unknown
+    assert dataset.model is not None
     files = json.dumps(sorted(dataset.model.sha256.items())).encode()
     digest = hashlib.sha256(files).hexdigest()
     settings = {"model": f"{dataset.names.model} (files {digest[:8]})"}

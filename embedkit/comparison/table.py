@@ -494,6 +494,7 @@ def _encoder(run: LoadedRun) -> str | None:
     if not content.views and not isinstance(content, FinetuneRun):
         return None
     tokens: Any = content.tokens if isinstance(content, FinetuneRun) else content.dataset.vectors
+    assert content.dataset.model is not None
     files = sorted(content.dataset.model.sha256.items()) or content.dataset.fingerprint
     return f"{files} {tokens and tokens.max_length}"
 

@@ -491,7 +491,6 @@ class FineTuned(NamedTuple):
             "estimator": "finetune",
             "features": "text",
             "task": options.task,
-            "level": options.level,
             "head": options.head_name,
             "precision": options.precision,
             "tokens": self.tokens,

@@ -14,10 +14,7 @@ same: all settings as they were decided, the bytes of data and checkpoint, versi
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +36,14 @@ from embedkit.finetuning.options import TrainingOptions
 from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.records import Count, Positive
 from embedkit.runs.cross_validation import cross_validate
-from embedkit.runs.folder import RunResult, free_out, read_run, resumable_run, write_results
+from embedkit.runs.folder import (
+    RunResult,
+    corpus_content,
+    free_out,
+    read_run,
+    resumable_run,
+    write_results,
+)
 from embedkit.runs.run import DatasetContent, FinetuneRun
 from embedkit.runs.split import Split
 from embedkit.types import ProgressCallback, no_progress
@@ -144,7 +148,7 @@ def finetune(
             problem,
             predictions,
             decision=options.decision,
-            dataset=_dataset_content(problem.units, method),
+            dataset=_corpus_content(problem.units, method),
             cost=replace(fits.cost, peak_memory_bytes=peak),
             **method.content(problem, fits),
         )
@@ -190,22 +194,11 @@ def _start(
     return replace(checkpoint, prefix=earlier.tokens.prefix), (folder, earlier)
 
 
-def _dataset_content(units: Units, method: FineTuned) -> DatasetContent:
-    source, checkpoint = Path(units.name).resolve(), method.checkpoint
-    # file contents and how they were read, not the path of the file
-    shaping = json.dumps({"source": units.source, "reading": units.reading}, sort_keys=True)
-    model, names = ModelRecord.of(checkpoint), Names.of(checkpoint, inputs=[units.name])
+def _corpus_content(units: Units, method: FineTuned) -> DatasetContent:
+    checkpoint = method.checkpoint
+    model: ModelRecord | None = ModelRecord.of(checkpoint)
+    names = Names.of(checkpoint, inputs=[units.name])
     if method.earlier is not None:  # the encoder is that which it began with
         before = method.earlier[1].dataset
         model, names = before.model, replace(before.names, inputs=(units.name,))
-    return DatasetContent(
-        fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
-        # relative to the run, so that both can be moved together; a DataFrame has no path
-        path=os.path.relpath(source, method.folder.resolve()) if source.exists() else "",
-        source=units.source,
-        model=model,
-        pairs=units.pairs,
-        reading=units.reading,
-        rejected=units.rejected,
-        names=names,
-    )
+    return corpus_content(units, names, model)

@@ -12,6 +12,7 @@ finished folds there, and the same call resumes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -29,10 +30,11 @@ from embedkit.arguments import accepts
 from embedkit.corpus.memory import stem_of
 from embedkit.corpus.plan import spans_of
 from embedkit.corpus.readers import READERS
-from embedkit.dataset.format import is_dataset, local_dataset
+from embedkit.dataset.format import Names, is_dataset, local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData
+from embedkit.dataset.settings import ModelRecord
 from embedkit.display import TYPED, ShownFolder
 from embedkit.errors import (
     OVERWRITE,
@@ -53,7 +55,7 @@ from embedkit.runs.run import FORMAT_VERSION, KINDS, DatasetContent, PredictionR
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import write_split
 from embedkit.types import AnyPath
-from embedkit.units.units import reading_of
+from embedkit.units.units import Units, reading_of
 
 if TYPE_CHECKING:  # imports torch
     from embedkit.encoding.model import ModelInfo
@@ -188,6 +190,7 @@ def write_results(
     problem: Problem,
     predictions: Predictions,
     *,
+    dataset: DatasetContent,
     decision: Threshold | None,
     libraries: Mapping[str, str] | None = None,
     **content: Any,
@@ -205,8 +208,12 @@ def write_results(
         prior = problem.prior
         content["scores"] = reported_scores(predictions, beta=beta, prior=prior)
         content["per_class"] = class_scores(predictions)
-    test = problem.test
+    test, source = problem.test, Path(problem.units.name).resolve()
+    # relative, so that runs and datasets can be moved together; a DataFrame has no path
+    path = os.path.relpath(source, folder.resolve()) if source.exists() else ""
     run = kind(
+        dataset=replace(dataset, path=path),
+        level=problem.units.level,
         label=problem.units.reading["label"],
         classes=predictions.classes,
         prior=problem.prior,
@@ -291,20 +298,34 @@ def versions() -> dict[str, str]:
     return libraries
 
 
-def dataset_content(data: VectorData, folder: Path | None = None) -> DatasetContent:
-    """Return the record of a dataset for ``run.json``, with its path from the run's folder."""
+def corpus_content(units: Units, names: Names, model: ModelRecord | None = None) -> DatasetContent:
+    """Return the record of a corpus, or of the texts of a dataset, for ``run.json``."""
+    # file contents and how they were read, not the path of the file
+    shaping = json.dumps({"source": units.source, "reading": units.reading}, sort_keys=True)
+    return DatasetContent(
+        fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
+        source=units.source,
+        model=model,
+        names=names,
+        pairs=units.pairs,
+        reading=units.reading,
+        rejected=units.rejected,
+        marked_words=READERS[units.reading["dialect"]["format"]].marks_words,
+    )
+
+
+def dataset_content(data: VectorData) -> DatasetContent:
+    """Return the record of a dataset for ``run.json``."""
     manifest, job = data.manifest, data.manifest.job
     return DatasetContent(
         fingerprint=manifest.fingerprint,
         source=manifest.source,
-        # relative, so that runs and datasets can be moved together
-        path="" if folder is None else os.path.relpath(data.path.resolve(), folder.resolve()),
         model=job.model,
         names=manifest.names,
         pairs=job.input.text_pair is not None,
         vectors=job.vectors,
         storage=job.storage.profile,
-        reading=reading_of(job.input) | {"spans": [*job.input.spans]},  # as JSON has it
+        reading=reading_of(job.input),
         fold_models=job.folds is not None,
         marked_words=READERS[job.input.format].marks_words,
     )

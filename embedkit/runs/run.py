@@ -42,10 +42,10 @@ class DatasetContent:
 
     fingerprint: str  # of the dataset; for a corpus, of its bytes and columns
     source: tuple[str, ...]  # SHA-256 of the input files
-    path: str  # from the run's folder to the dataset or corpus
-    model: ModelRecord
     names: Names
     pairs: bool
+    path: str = ""  # from the run's folder to the dataset or corpus; empty of a DataFrame
+    model: ModelRecord | None = None  # None of TF-IDF on a corpus
     vectors: VectorSettings | None = None  # None of a corpus
     storage: Storage | None = None
     reading: dict[str, Any] | None = None  # columns and dialect of the corpus
@@ -56,7 +56,7 @@ class DatasetContent:
     @property
     def vector_settings(self) -> VectorIdentity:
         """Settings that shaped the vectors of a run on vectors."""
-        if self.vectors is None or self.storage is None:
+        if self.vectors is None or self.storage is None or self.model is None:
             raise DamagedError("run.json does not say how its vectors were made. Make it again.")
         return VectorIdentity.of(self.vectors, model=self.model, storage=self.storage)
 
@@ -214,6 +214,7 @@ class PredictionRun(Run):
             "threshold": _is_threshold(self.threshold),
             "records": self.records.keys() == {"folds", "test"},
             "label_separator": self.task != "multilabel" or bool(self.separator),
+            "model": self.features == "tfidf" or self.dataset.model is not None,
             "command": _can_be_typed(self.command or ""),
             "prior": len(self.prior) == (max(len(classes), 1) if self.split.folds == 1 else 0),
         }

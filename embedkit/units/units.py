@@ -577,6 +577,7 @@ def reading_of(settings: Any) -> dict[str, Any]:
     """Return how a corpus was read, by its settings or its plan."""
     return {
         **{name: getattr(settings, name) for name in (*_COLUMNS, *_CHOICE, "cuts_sentences")},
+        "spans": [*settings.spans],  # as JSON has it
         "dialect": settings.options,
     }
 

@@ -89,6 +89,10 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Pat
     words = Predictor(tmp_path / "c", device="cpu").predict_words(texts)
     proba = [list(word.proba.values()) for some in words for word in some]
     assert np.allclose(proba, found.proba, atol=1e-5)
+    # a full stop is a word, as in the treebank
+    for name in "ac":
+        (*_, last) = Predictor(tmp_path / name, device="cpu").predict_words("the film home.")
+        assert last.text == "."
 
 
 def test_words_without_a_label_are_neither_trained_on_nor_scored(tmp_path: Path) -> None:

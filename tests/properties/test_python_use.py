@@ -14,9 +14,11 @@ import pytest
 
 import embedkit
 from embedkit.errors import OutputExistsError, UsageError
+from embedkit.predict import predict_file
 from tests.finetune_fixtures import TINY, corpus_of, predictions
 from tests.run_fixtures import train
 from tests.store_fixtures import tiny_model
+from tests.word_fixtures import write_treebank
 
 pytestmark = pytest.mark.usefixtures("quick", "inside")
 
@@ -52,6 +54,39 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
         embedkit.train(data)
     with pytest.raises(UsageError, match="is loaded; pass its folder"):
         embedkit.train(embedkit.load(data), out="loaded")  # its texts would be encoded anew
+
+
+@pytest.mark.parametrize("level", ["sentence", "word"])
+def test_tf_idf_reads_a_corpus_without_vectors(tmp_path: Path, level: Any) -> None:
+    """The run is that of the dataset, of which nothing is encoded, and predicts the same."""
+    of_words: dict[str, Any] = {"word_label": "upos"} if level == "word" else {}
+    corpus = write_treebank(tmp_path / "c.conllu", 30)
+    if level == "sentence":
+        corpus = corpus_of(tmp_path / "c.tsv")
+        corpus.write_bytes(corpus.read_bytes() + b"\t0\tlate\n")  # is rejected
+    given: dict[str, Any] = {"features": "tfidf", "level": level, "test": corpus}
+    runs = [embedkit.train(corpus, **given, **of_words)]
+    assert not [*tmp_path.glob("*.vectors")]
+    data = embedkit.extract(corpus, model=str(tiny_model()), words="mean", **of_words).out
+    runs.append(embedkit.train(data, **given, out="stored"))
+    assert runs[0].out == Path("runs/c-tfidf")
+    made = [(run.out / "predictions.parquet").read_bytes() for run in runs]
+    assert made[0] == made[1]
+    first, second = (run.content for run in runs)
+    assert first.to_frame().equals(second.to_frame())
+    assert first.split == second.split
+    assert (runs[0].rejected, runs[1].rejected) == (level == "sentence", 0)
+    assert first.dataset.reading == second.dataset.reading
+    runs.append(embedkit.train(data, level=level, out="vectors"))
+    assert len(embedkit.compare(runs).rows) > 3
+    for source in (corpus, data):
+        outs = [
+            predict_file(run, source, out=tmp_path / f"{run.out.name}.tsv", overwrite=True)[0]
+            for run in runs[:2]
+        ]
+        assert outs[0] == outs[1] > 0
+        answers = [(tmp_path / f"{run.out.name}.tsv").read_bytes() for run in runs[:2]]
+        assert answers[0] == answers[1]
 
 
 def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
