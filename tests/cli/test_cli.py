@@ -80,6 +80,25 @@ def test_an_interrupted_command_waits_for_no_thread(here: Path) -> None:
     assert (done.returncode, done.stderr) == (130, "embedkit: interrupted.\n")
 
 
+EARLY = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, *_):
+        if name == "click":
+            raise KeyboardInterrupt
+
+from embedkit.__main__ import main
+sys.meta_path.insert(0, Interrupted())
+main()
+"""
+
+
+def test_an_interrupt_of_the_imports_shows_no_traceback(here: Path) -> None:
+    done = program(sys.executable, "-c", EARLY, cwd=here)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.slow
 def test_a_closed_pipe_is_no_error(here: Path) -> None:
     line = f"{sys.executable} -m embedkit tokenize --vocab 0:40 --model {tiny_model()}"
