@@ -100,7 +100,7 @@ class Predictor(Reloaded):
         warm: bool = True,
     ) -> None:
         super().__init__(locals())
-        self.run, self._has_warned = Path(run), False
+        self.run, self._has_warned, self._unseen = Path(run), False, 0
         self._load(run, label_names or {}, device, model, head)
         content = self.content
         self.columns = () if content is None else content.columns
@@ -270,11 +270,17 @@ class Predictor(Reloaded):
             raise UsageError(f"{self.run} was made on {kind}; {advice} {Option(option)}.")
 
     def warn_of_cuts(self) -> None:
-        """Log a warning of texts that are longer than the model reads; once, since lines go on."""
-        if self._model.cut and not self._has_warned:
-            self._has_warned, limit = True, self._model.tokens.max_length
-            cut = count_text(self._model.cut, "text")
-            logger.warning(f"{cut} cut at {limit} tokens: the model reads no more")
+        """Log a warning of what the model does not read; once, since lines go on."""
+        if self._has_warned:
+            return
+        if cut := self._model.cut:
+            limit = self._model.tokens.max_length
+            text = count_text(cut, "text")
+            logger.warning(f"{text} cut at {limit} tokens: the model reads no more")
+        if self._unseen:
+            words = count_text(self._unseen, "word")
+            logger.warning(f"no prediction of {words} of which the model reads no token")
+        self._has_warned = bool(cut or self._unseen)
 
     def _check_level(self, level: str) -> None:
         if self.labels_words != (level == "word"):
@@ -326,6 +332,7 @@ class Predictor(Reloaded):
         if stored:
             return units, self._predictions(self._model.apply(units.inputs(np.arange(len(units)))))
         seen, values = self._model.predict(units)
+        self._unseen += len(units) - len(seen)
         return seen, self._predictions(values)
 
     def _checked(self, values: Any) -> Float64:

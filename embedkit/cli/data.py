@@ -106,7 +106,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--precision",
     option(
         "--storage",
-        help="Storage type: {STORAGES}; all but float16 are read as float32.",
+        help="Storage type: {STORAGES}. embedkit reads float32 of each.",
         **choice(STORAGES, "float32"),
     ),
     option("--no-text", **FLAG, help="Do not store the texts."),

@@ -354,7 +354,8 @@ def export(what: Path, out: Path | None, fold: str, to: str | None, view: str | 
 
     WHAT is a folder that finetune or extract wrote. With --head pooler on a family whose classifier
     is that (BERT, RoBERTa, XLM-R, CamemBERT, ALBERT, MPNet), AutoModelForSequenceClassification
-    loads the folder and gives the same probabilities; with other heads it holds the encoder alone.
+    loads the folder and gives the same probabilities; a run on words is one of
+    AutoModelForTokenClassification; with other heads it holds the encoder alone.
     """
     if to is not None and fold == "best":  # else refused below
         data = embedkit.load(what, view)

@@ -199,7 +199,7 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
         tokens = Option("tokens", True, of="extract")
         logger.info(Message(f"vectors of whole words, with particles and marks; {tokens}: without"))
     tables = layer_tables(data, kind, rows=np.unique([use.row for use in uses]))
-    none = f"{word!r} occurs only where the texts of {data.path} were cut."
+    none = f"{word!r} has no token in {data.path}, or stands where its texts were cut."
     return _means(uses, tables, none=none, data=data)
 
 
@@ -225,7 +225,7 @@ def uses_in_texts(
             spans = np.stack([tokens.start, tokens.end], axis=1).astype(np.int64)
             yield block[tokens.row], spans, tokens.vectors
 
-    none = f"{word!r} occurs only where the sentences are cut: the model takes "
+    none = f"{word!r} has no token, or stands where the sentences are cut: the model takes "
     return _means(uses, tables(), none=f"{none}{encoder.max_length} tokens.")
 
 

@@ -142,8 +142,9 @@ def load(
     Args:
         path: the folder that ``extract`` wrote.
         view: of sentences a view such as ``mean_-1`` or ``pooler``, of words and tokens a layer
-            such as ``6``, ``-1`` or ``sum:-4..-1``; or several to put side by side. By default the
-            last one stored that is a mean, else the last one.
+            such as ``6`` or ``-1``, or a combination that was extracted, such as ``sum:-4..-1``; or
+            several to put side by side. By default the last one stored that is a mean, else the
+            last one.
         level: what a row is: {LEVELS}.
 
     Raises:

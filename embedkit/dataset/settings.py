@@ -66,8 +66,8 @@ class ExtractOptions(VectorOptions):
         layers: a list, or a string as for :func:`~embedkit.encoding.views.parse_layers`.
         pooling: {POOLINGS};
             several in a list, or in a string with commas; by default that of the checkpoint.
-        normalize: scale sentence vectors to length 1 (L2); by default if neither layers nor pooling
-            is given and the checkpoint does.
+        normalize: scale sentence vectors to length 1 (L2); by default if the checkpoint does, no
+            pooling is given, and the last layer alone is taken.
         max_length: tokens per sequence, special ones counted.
         on_long: {ON_LONG}; by default ``truncate``, and of a fine-tuned
             run what it was trained with.

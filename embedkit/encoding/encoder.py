@@ -203,10 +203,10 @@ class Encoder(Reloaded):
     ) -> Any:
         """Vectors of texts: ``(n, width)`` float32 in input order; of one text ``(width,)``.
 
-        Without pooling and layer they are the vectors that the checkpoint's makers define, as
-        sentence-transformers computes them; but of an encoder with a decoder other than T5, without
-        ``modules.json`` (BART, M2M100, Pegasus), the encoder's states, where it takes the
-        decoder's.
+        Without pooling, of the last layer, they are the vectors that the checkpoint's makers
+        define, as sentence-transformers computes them; but of an encoder with a decoder other than
+        T5, without ``modules.json`` (BART, M2M100, Pegasus), the encoder's states, where it takes
+        the decoder's.
 
         Args:
             texts: the texts, or one.
@@ -218,8 +218,8 @@ class Encoder(Reloaded):
             truncate_dim: keep them without scaling, as in sentence-transformers.
             batch_size: maximum number of texts in memory and per batch; by default 4,096, in
                 batches of ``batch_tokens``.
-            normalize_embeddings: scale every vector to length 1 (L2). Where neither pooling nor
-                layer is given, the checkpoint's own modules may do so in any case, as in
+            normalize_embeddings: scale every vector to length 1 (L2). Of the last layer without
+                pooling the checkpoint's own modules may do so in any case, as in
                 sentence-transformers.
             convert_to_tensor: return a tensor on the encoder's device instead of an array.
             show_progress_bar: show progress on standard error.

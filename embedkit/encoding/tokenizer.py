@@ -169,9 +169,8 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: i
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
     if limit is not None:
         if limit > checkpoint.limit:
-            advice = Option("on_long", "window", before=" Use ", after=" for longer texts.")
-            problem = f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens.{advice}"
-            raise UsageError(problem, max_length=limit)
+            problem = f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens"
+            raise UsageError(f"{problem}; expected that many, or fewer.", max_length=limit)
         return limit
     stated = inventory.stated_length(checkpoint.sentence)
     # model_max_length is 10**30 where nothing is stated; positions bound it
@@ -452,9 +451,9 @@ class TextTokenizer:
         if settings.on_long == "error" and (long | beyond).any():
             first = int(np.argmax(long | beyond))
             raise UsageError(
-                f"a text has {total[first] + template.added} tokens, more than max_length="
-                f"{settings.max_length}, or more than {MAX_CHARS:,} characters: "
-                f"{sources[0][first][:60]!r}… Use truncate or window.",
+                f"a text has {total[first] + template.added} tokens, more than "
+                f"{Option('max_length', settings.max_length)}, or more than {MAX_CHARS:,} "
+                f"characters: {sources[0][first][:60]!r}… Use truncate or window.",
                 on_long="error",
             )
         windowed = long & (settings.on_long == "window")

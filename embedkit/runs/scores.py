@@ -139,14 +139,16 @@ class Entities:
     """Whole entities in words with the tags ``O``, ``B-…`` and ``I-…``, as seqeval counts them.
 
     An entity begins with ``B``, or with ``I`` after another kind, and is right if its first word,
-    its last word and its kind are. ``first`` ``(n,)`` are the words that begin a text.
+    its last word and its kind are. Tags may say its last word, by ``E`` (or ``L``), and its only
+    one, by ``S`` (or ``U``). ``first`` ``(n,)`` are the words that begin a text.
     """
 
     def __init__(self, y: Int64, predicted: Int64, classes: Sequence[str], first: Bool) -> None:
         # PER for both B-PER and I-PER, and an empty kind for O
         kinds = [name.partition("-")[2] for name in classes]
         self._kind = np.unique(kinds, return_inverse=True)[1]
-        self._begins = np.array([name.startswith("B") for name in classes])
+        self._begins = np.array([name[0] in "BSU" for name in classes])
+        self._ends = np.array([name[0] in "ESLU" for name in classes])
         self._inside, self._first = np.array([name != "O" for name in classes]), first
         # (n,) masks of the words that begin an entity: metrics are sums over words, weighted as all
         # others are
@@ -158,15 +160,16 @@ class Entities:
     @staticmethod
     def known_by(classes: Sequence[str]) -> bool:
         """Return whether the classes are tags of entities."""
-        tags = {name for name in classes if name[:2] in ("B-", "I-")}
-        return bool(tags) and {*classes} <= tags | {"O"}
+        prefixes = {name[:2] for name in classes}
+        return bool({"B-", "I-"} & prefixes) and prefixes <= {"O", *(f"{c}-" for c in "BIESLU")}
 
     def _spans(self, tags: Int64) -> tuple[Bool, Int64]:
         """First words of entities as a mask, and the last word of the entity of each word."""
         inside, kind = self._inside[tags], self._kind[tags]
-        # an I opens an entity at the start of a text, behind an O, and behind another kind; -1 is
-        # no kind
+        # an I opens an entity at the start of a text, behind an O, another kind (-1 is none), and
+        # the last word of an entity
         new = self._first | ~np.append(False, inside[:-1]) | (kind != np.append(-1, kind[:-1]))
+        new |= np.append(False, self._ends[tags][:-1])
         start = inside & (self._begins[tags] | new)
         # a word is the last one unless the next word goes on inside of the same entity
         last = np.flatnonzero(~np.append((inside & ~start)[1:], False))

@@ -77,7 +77,9 @@ def test_every_word_is_held_out_once_with_its_sentence(made: Path) -> None:
     assert TrainingOptions(level="word").head_rate == 1e-3
 
 
-def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Path) -> None:
+def test_a_corpus_and_its_dataset_give_the_same_tagger(
+    made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     given: dict[str, Any] = {"split": made / "split.parquet", "epochs": 1}
     tuned(made / "bank.conllu", tmp_path / "a", **given)
     tuned(made / "vectors", tmp_path / "b", **given)
@@ -93,6 +95,11 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(made: Path, tmp_path: Pat
     for name in "ac":
         (*_, last) = Predictor(tmp_path / name, device="cpu").predict_words("the film home.")
         assert last.text == "."
+    frame = pd.DataFrame({"words": [["the", "\u200b", "film"]] * 2})
+    write_frame(frame, tmp_path / "new.jsonl")
+    caplog.clear()
+    assert predict_file(tmp_path / "a", tmp_path / "new.jsonl", out=tmp_path / "new.tsv")[0] == 4
+    assert caplog.messages[-1] == "no prediction of 2 words of which the model reads no token"
 
 
 def test_words_without_a_label_are_neither_trained_on_nor_scored(tmp_path: Path) -> None:
@@ -151,17 +158,19 @@ def test_the_loss_is_of_first_tokens_alone(on_long: str) -> None:
         assert torch.allclose(predict_logits(model, texts), result.logits, atol=1e-5)
 
 
-def test_whole_entities_are_counted_as_seqeval_counts_them() -> None:
+@pytest.mark.parametrize("marks", ["BI", "BIES"])
+def test_whole_entities_are_counted_as_seqeval_counts_them(marks: str) -> None:
     draw = random.Random(1)
-    classes = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+    classes = (*(f"{mark}-{kind}" for mark in marks for kind in ("LOC", "PER")), "O")
     assert Entities.known_by(classes)
     assert not Entities.known_by((*classes, "NOUN"))
     assert not Entities.known_by(("O",))
     sizes = [draw.randint(1, 9) for _ in range(60)]
     row = np.repeat(np.arange(60), sizes)
-    y, guess = (np.array([draw.randrange(5) for _ in row]) for _ in range(2))
+    count = len(classes)
+    y, guess = (np.array([draw.randrange(count) for _ in row]) for _ in range(2))
     guess = np.where(np.random.default_rng(0).random(len(row)) < 0.7, y, guess)
-    found = predictions_of(Target(y, classes), np.eye(5)[guess], np.zeros_like(row))
+    found = predictions_of(Target(y, classes), np.eye(count)[guess], np.zeros_like(row))
     found = replace(found, row=row, word=np.concatenate([np.arange(size) for size in sizes]))
     metric = metrics_of(found)["entity_f1"]
     ends = np.cumsum(sizes)[:-1]
