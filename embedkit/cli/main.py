@@ -71,6 +71,9 @@ def main() -> NoReturn:
         with suppress(OSError):
             sys.stdout.flush()
         os._exit(code)
+    # all is done: what libraries do at the exit is not to be interrupted by an exception
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
     sys.exit(code)
 
 

@@ -24,10 +24,12 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from threading import Event
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -200,20 +202,31 @@ def _tsne(
     neighbours = PrecomputedNeighbors(indices, 1 - cosines)
     # a small start without exaggeration would tear apart what lies together
     size = 1e-4 / max(float(init.std(axis=0).max()), 1e-12) if first else 1.0
+    left = Event()
     embedding = TSNEEmbedding(
         size * init.astype(np.float64),
         PerplexityBasedNN(knn_index=neighbours, perplexity=_PERPLEXITY, n_jobs=threads),
         negative_gradient_method="bh" if len(init) <= _TREE else "fft",
         random_state=seed,
         n_jobs=threads,
-        callbacks=lambda *_: after(),
+        callbacks=[lambda *_: after(), lambda *_: left.is_set()],
         callbacks_every_iters=_ROUND,
     )
-    # exaggeration pulls clusters together at the beginning;
-    # later layers have their clusters already
-    if first:
-        embedding.optimize(_EARLY, exaggeration=12, momentum=0.5, inplace=True)
-    embedding.optimize(_FIRST if first else _NEXT, momentum=0.8, inplace=True)
+
+    def optimize() -> None:
+        # exaggeration pulls clusters together at the beginning;
+        # later layers have their clusters already
+        if first:
+            embedding.optimize(_EARLY, exaggeration=12, momentum=0.5, inplace=True)
+        embedding.optimize(_FIRST if first else _NEXT, momentum=0.8, inplace=True)
+
+    # in a thread of its own: Ctrl-C raises in the main thread, and what is raised within the
+    # compiled code of openTSNE may end the process
+    with ThreadPoolExecutor(1) as thread:
+        try:
+            thread.submit(optimize).result()
+        finally:
+            left.set()  # after an interrupt the thread ends with its round
     return np.asarray(embedding, np.float32)
 
 

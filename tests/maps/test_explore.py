@@ -5,6 +5,9 @@ from __future__ import annotations
 import datetime
 import itertools
 import json
+import os
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +79,22 @@ def test_the_layout_keeps_no_fewer_neighbours_than_that_of_scikit_learn() -> Non
     flat = layout.kept_neighbours(near, layout.lay_out(unit, near, method="pca"))
     assert mine > layout.kept_neighbours(near, theirs) - 0.03
     assert mine > flat + 0.1
+
+
+def test_an_interrupt_does_not_reach_into_compiled_code() -> None:
+    """It is raised beside the layout, which ends soon: raised within, it has ended the process."""
+    unit, rounds = clusters(), list[Any]()
+
+    def after() -> None:
+        if not rounds:
+            os.kill(os.getpid(), signal.SIGINT)
+        rounds.append(threading.current_thread())
+
+    near = layout.nearest_points(unit, layout.ATTRACTING)
+    with pytest.raises(KeyboardInterrupt):
+        layout.lay_out(unit, near, method="tsne", after=after)
+    assert threading.main_thread() not in rounds
+    assert len(rounds) < 5  # of fifteen
 
 
 @pytest.mark.slow
