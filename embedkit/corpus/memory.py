@@ -15,7 +15,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -157,12 +157,15 @@ def input_files(corpus: CorpusLike) -> Iterator[list[InputFile]]:
     paths = paths_of(corpus)
     if paths is not None and [str(path) for path in paths].count("-") > 1:
         raise UsageError("standard input (-) can be read once only; it was given twice.")
-    with tempfile.TemporaryDirectory(prefix="embedkit-") as temporary:
+    # where a copy is made alone: a kill would leave the folder
+    copied = paths is None or any(str(path) == "-" or address_of(path) for path in paths)
+    temporary = tempfile.TemporaryDirectory(prefix="embedkit-") if copied else nullcontext("")
+    with temporary as folder:
         if paths is None:
-            file = _spool(corpus, Path(temporary))
+            file = _spool(corpus, Path(folder))
             yield [InputFile.of(file, name=f"<{type(corpus).__name__}>")]
         else:
-            yield [_described(path, Path(temporary, str(i))) for i, path in enumerate(paths)]
+            yield [_described(path, Path(folder, str(i))) for i, path in enumerate(paths)]
 
 
 def _described(path: Path, folder: Path) -> InputFile:
