@@ -41,7 +41,7 @@ from embedkit.finetuning.model import predict_logits, read_to_train, tokenized, 
 from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions, source_of
 from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
 from embedkit.machine import __version__, release_memory
-from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_predictions
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold, beta_of, metrics_for
 from embedkit.runs.predictions import Subset
@@ -530,7 +530,7 @@ class FineTuned(NamedTuple):
         beta, scores = decision.beta if decision else None, dict[str, tuple[float, ...]]()
         for member in range(seeds if seeds > 1 else 0):
             alone = [fit._replace(proba=np.array(fit.model[member].proba)) for fit in fits]
-            predictions = held_out_predictions(alone, problem)
+            predictions = problem.held_out(alone)
             for name, metric in metrics_of(predictions, beta=beta).items():
                 scores[name] = (*scores.get(name, ()), metric.value(len(predictions.row)))
         return scores
