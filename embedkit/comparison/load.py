@@ -109,16 +109,9 @@ def read_runs(
                 "(embedkit split) and give it to both with --split."
             )
     # None for runs without a test set of their own; another sample of a file is another one
-    tests = {
-        run.content.test_set
-        and (
-            run.content.test_set.source,
-            np.unique(run.predictions.row[run.predictions.test]).tobytes(),
-        )
-        for run in runs
-        if run.has_model
-    }
-    if len(tests) > 1:
+    tests = [(run.content.test_set, run.predictions) for run in runs if run.has_model]
+    samples = {test and (test.source, np.unique(p.row[p.test]).tobytes()) for test, p in tests}
+    if len(samples) > 1:
         logger.warning(
             "the runs have different test sets, or only some of them have one: they are compared "
             "on the records of the folds alone"

@@ -39,7 +39,7 @@ from embedkit.finetuning.contrastive import train_contrastive
 from embedkit.finetuning.heads import EncoderWithHead, build_model, head_settings, pooler_layer
 from embedkit.finetuning.model import predict_logits, read_to_train, tokenized, write_model
 from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions, source_of
-from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
+from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold, undefined
 from embedkit.machine import __version__, release_memory
 from embedkit.runs.cross_validation import Fits, FoldFit, Problem
 from embedkit.runs.figures import draw_training
@@ -249,20 +249,16 @@ class FineTuned(NamedTuple):
 
         decided = decide([train for train, _ in split.subsets()])
         divided, _ = divide(split, target, decided)
-        if decided.validation:  # then there are fewer to train on
-            options = replace(options, objective=decided.objective)
-            decided = decide([subsets["train"] for subsets in divided])
+        # again, without the validation records, but for the same objective
+        options = replace(options, objective=decided.objective)
+        decided = decide([subsets["train"] for subsets in divided])
         # here, before hours of training: an area has no value where all are of one class
         by, classes = decided.select_by, len(target.classes)
         for number, subsets in enumerate(divided if classes and by != "loss" else ()):
             y = target.y[subsets["valid"]]
             same = metrics_for(y, np.full((len(y), classes), 0.5), beta=beta_of(by))[by]
             if np.isnan(same.value(len(y))):
-                raise UsageError(
-                    f"it is not defined on the {len(y)} validation records of fold {number + 1} "
-                    f"of {len(divided)}. Pass a larger {Option('validation')}.",
-                    select_by=by,
-                )
+                raise undefined(by, len(y), f"fold {number + 1} of {len(divided)}")
         method = self._replace(options=decided)
         if self.earlier is None:
             return method

@@ -346,10 +346,8 @@ class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
         if target.classes:
             metrics["eval_accuracy"] = score("accuracy" if y.ndim == 1 else "subset_accuracy")
         metrics[_CHOSEN_BY] = loss if by == "loss" else score(by)
-        # such as an area where all validation records are of one class
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
-            problem = f"it is not defined on the {len(y)} validation records of {fold.name}"
-            raise UsageError(f"{problem}. Pass a larger {Option('validation')}.", select_by=by)
+            raise undefined(by, len(y), fold.name)
         # first: _best_epoch reads what was logged
         self.log(metrics)
         if _best_epoch(self.state, fold.options)[0] == self.state.global_step:
@@ -513,6 +511,12 @@ def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several would each get some of a batch
     return arguments
+
+
+def undefined(metric: str, count: int, fold: str) -> UsageError:
+    """The error of a metric without a value, as an area where all records are of one class."""
+    problem = f"it is not defined on the {count} validation records of {fold}"
+    return UsageError(f"{problem}. Pass a larger {Option('validation')}.", select_by=metric)
 
 
 def _check_loss(loss: float, fold: Fold, state: TrainerState) -> None:
