@@ -139,9 +139,13 @@ def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDA
     return [p.proba[at] for p, at in zip(inner, places, strict=True)], inner[0].y[places[0]]
 
 
-# functions of modules and partial ones can be pickled, as what compare returns
 def _mean(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:
-    return partial(np.mean, axis=0)
+    return _averaged
+
+
+# functions of the module, which can be pickled, as what compare returns
+def _averaged(values: Sequence[Float64]) -> Float64:
+    return np.asarray(np.mean(np.stack(values), axis=0), np.float64)
 
 
 def _stacked(proba: Sequence[Float64], y: NDArray[Any], classes: Sequence[str]) -> _Apply:
