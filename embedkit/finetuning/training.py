@@ -91,7 +91,10 @@ def model_name(fold: int, member: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Records and options of one fold; its subsets are indices of units, none in two of them."""
+    """Records and options of one fold; its subsets are indices of units.
+
+    No unit is in two of ``train``, ``valid``, ``held_out``, nor in ``train`` and ``choosing``.
+    """
 
     name: str  # for messages, such as "fold 2 of 5"
     model: str  # folder of the model, such as "fold-1"
@@ -100,7 +103,7 @@ class Fold:
     target: Target  # of the units
     train: Int64
     valid: Int64  # validation records that choose the epoch; may be empty
-    threshold: Int64  # validation records that choose thresholds
+    choosing: Int64  # validation records that choose thresholds, the same in all folds
     held_out: Int64
     options: TrainingOptions  # all decided; precision is not "auto"
     seed: int  # of head, order and dropout
