@@ -172,7 +172,8 @@ def _reason(compared: Compared, chosen: Row) -> str:
         if 1 <= records < math.inf:
             text += f": about {float(f'{records:.1g}'):,.0f} more {compared.noun}s would decide"
     elif equal:
-        text += f"; of {len(rivals)} others {len(equal)} not proven worse, but not cheaper"
+        others = count_text(len(rivals), "other")
+        text += f"; {len(equal)} of {others} not proven worse, but not cheaper"
     elif all(compared.judge(gap) == "better" for gap in gaps.values()):
         text += ", proven against all others"
     alone = next((r for r in compared.rows if r.kind not in ("blend", "majority")), None)
