@@ -300,7 +300,7 @@ def _ours(
             target=target,
             train=everything,
             valid=none,
-            threshold=none,
+            choosing=none,
             held_out=none,
             seed=0,
             device=cpu,

@@ -45,13 +45,7 @@ from embedkit.dataset.settings import EXTRACTION
 from embedkit.encoding.views import split_view
 from embedkit.errors import UsageError
 from embedkit.records import Positive, Seed
-from embedkit.runs.cross_validation import (
-    Fits,
-    FoldFit,
-    Problem,
-    cross_validate,
-    held_out_predictions,
-)
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem, cross_validate
 from embedkit.runs.folder import RunResult, dataset_content, free_out, new_run, write_results
 from embedkit.runs.intervals import Estimate, Score, estimates
 from embedkit.runs.metrics import Threshold, beta_of, check_metric
@@ -412,7 +406,7 @@ class Candidates(NamedTuple):
         """Fit and score all candidates, and write the run; ``untrained``: random weights too."""
         predictions, fits = cross_validate(self, problem, progress=progress)
         # the predictions are those of the nested choice; what each view predicts stands beside them
-        views = {n: held_out_predictions(fits.final[n], problem).y_pred for n in self.names}
+        views = {n: problem.held_out(fits.final[n]).y_pred for n in self.names}
         settings = self.settings
         about = {"class_weight": settings.class_weight, "seed": settings.seed}
         return write_results(
@@ -442,7 +436,7 @@ class Candidates(NamedTuple):
         self, problem: Problem, folds: Sequence[FoldFit], *, baseline: bool = False
     ) -> Estimate:
         """The metric of the fits of all folds, or of the majority on the same records."""
-        p = held_out_predictions(folds, problem)
+        p = problem.held_out(folds)
         p = p.majority(problem.prior) if baseline else p
         metric = metrics_of(p, beta=beta_of(self.metric), baseline=baseline)[self.metric]
         return estimates({"": metric}, p.group)[""]

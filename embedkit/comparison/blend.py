@@ -13,7 +13,7 @@ stacked for new records, but not for those of the folds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from embedkit.errors import Message, Option, UsageError
 from embedkit.prediction_files import (
-    PredictedRecord,
     Submission,
     predictions_of,
     read_prediction_files,
@@ -259,29 +258,28 @@ def write_blend(
         name = "answers" if answers else "submission"
         raise UsageError("it is for runs that label records; these label words.", **{name: ...})
     if answers:
-        records = _new_records(method, answers)
+        rows, ids, inputs = read_prediction_files(answers, p.classes, sets=p.of_sets)
+        proba = method.apply(inputs)
+        y_pred = decide(proba, threshold=method.threshold, sets=p.of_sets)
+        columns: dict[str, Any] = {"row": rows, "id": ids}
     else:
-        records = _own_records(method, test_only=submission is not None)
+        p = _own_records(method, test_only=submission is not None)
+        proba, y_pred = p.proba, p.y_pred
+        words = {"word": p.word.tolist()} if p.of_words else {}
+        columns = {"row": p.row.tolist(), "id": p.ids, **words, "fold": fold_names(p.fold)}
+    predicted = predictions_of(proba, y_pred, p.classes, separator=method.separator)
     return write_prediction_file(
-        records,
+        with_columns(predicted, **columns),
         p.classes,
         out,
-        extra_columns=[*(["word"] if p.of_words else []), *([] if answers else ["fold"])],
+        extra_columns=[name for name in columns if name not in ("row", "id")],
         submission=submission,
         overwrite=overwrite,
     )
 
 
-def _new_records(method: Blend, answers: Sequence[Path]) -> Iterator[PredictedRecord]:
-    p = method.predictions
-    rows, ids, inputs = read_prediction_files(answers, p.classes, sets=p.of_sets)
-    proba = method.apply(inputs)
-    y_pred = decide(proba, threshold=method.threshold, sets=p.of_sets)
-    predicted = predictions_of(proba, y_pred, p.classes, separator=method.separator)
-    return with_columns(predicted, row=rows, id=ids)
-
-
-def _own_records(method: Blend, *, test_only: bool) -> Iterator[PredictedRecord]:
+def _own_records(method: Blend, *, test_only: bool) -> Predictions:
+    """The predictions for the records of the runs that a file can have."""
     p = method.predictions
     if test_only and not len(p.test):
         raise UsageError(
@@ -303,7 +301,4 @@ def _own_records(method: Blend, *, test_only: bool) -> Iterator[PredictedRecord]
         problem = "the ids of the submission are numbers of rows. If the test set has a column of"
         remedy = f"name it where the runs or their dataset are made: {Option('id', of='extract')}"
         logger.warning(Message(f"{problem} ids, {remedy}"))
-    predicted = predictions_of(p.proba, p.y_pred, p.classes, separator=method.separator)
-    words = {"word": p.word.tolist()} if p.of_words else {}
-    rows, names = p.row.tolist(), fold_names(p.fold)
-    return with_columns(predicted, row=rows, id=p.ids, **words, fold=names)
+    return p

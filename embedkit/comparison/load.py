@@ -50,12 +50,10 @@ class LoadedRun(NamedTuple):
     content: PredictionRun
     predictions: Predictions
 
-
-def with_models(runs: Sequence[LoadedRun]) -> tuple[LoadedRun, ...]:
-    """Return the runs that hold a model, which probes and predictions of other tools do not."""
-    return tuple(
-        run for run in runs if not isinstance(run.content, ProbeRun) and run.content.kind != FOREIGN
-    )
+    @property
+    def has_model(self) -> bool:
+        """False of a probe, and of predictions of another tool."""
+        return not isinstance(self.content, ProbeRun) and self.content.kind != FOREIGN
 
 
 def read_runs(
@@ -111,15 +109,9 @@ def read_runs(
                 "(embedkit split) and give it to both with --split."
             )
     # None for runs without a test set of their own; another sample of a file is another one
-    tests = {
-        run.content.test_set
-        and (
-            run.content.test_set.source,
-            np.unique(run.predictions.row[run.predictions.test]).tobytes(),
-        )
-        for run in with_models(runs)
-    }
-    if len(tests) > 1:
+    tests = [(run.content.test_set, run.predictions) for run in runs if run.has_model]
+    samples = {test and (test.source, np.unique(p.row[p.test]).tobytes()) for test, p in tests}
+    if len(samples) > 1:
         logger.warning(
             "the runs have different test sets, or only some of them have one: they are compared "
             "on the records of the folds alone"
@@ -323,7 +315,7 @@ def _of_some(runs: Sequence[LoadedRun], chosen: Callable[[Predictions], Int64]) 
 def _check_same(first: LoadedRun, run: LoadedRun) -> None:
     expected, predictions = first.predictions, run.predictions
     # a probe, or a file of another tool, says nothing of the test set that the others have
-    if not with_models([run]) and not len(predictions.test):
+    if not run.has_model and not len(predictions.test):
         expected = expected.take(expected.out_of_fold)
     if predictions.classes != expected.classes:
         names = (f"{', '.join(p.classes):.80}" for p in (predictions, expected))

@@ -36,6 +36,7 @@ from embedkit.runs.scores import constant_text
 
 # a smaller share of cut texts is not worth a warning
 _CUT = 0.005
+_NOT_TRIED = "not tried"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,16 @@ class Decision:
 
     question: str
     answer: str
-    tone: str  # yes, open or no
     why: str
     sentence: str
     command: str = ""
+
+    @property
+    def tone(self) -> str:
+        """How a page shows the answer: ``yes``, ``open`` or ``no``."""
+        if self.answer in ("not proven", _NOT_TRIED, UNTRAINED):
+            return "open"
+        return "yes" if self.answer == "yes" else "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +82,9 @@ def recommend(compared: Compared) -> Recommendation:
     if selection.useful:
         title, reason = _title(compared, chosen), _reason(compared, chosen)
     else:
-        names = methods[0].name, chosen.name, MAJORITY
-        best, score, guess = (_score_of(compared, name) for name in names)
-        first = chosen if score == best else methods[0]
+        best, guess = (_score_of(compared, name) for name in (compared.best, MAJORITY))
         title = f"Nothing is proven better than {_majority_text(compared)}"
-        reason = f"{first.name} is the best, {best} {metric_name(compared.metric)}; "
+        reason = f"{compared.best} is the best, {best} {metric_name(compared.metric)}; "
         reason += f"{_majority_text(compared)} has {guess}."
     decisions = tuple(_decisions(compared, methods))
     training, other_views = _training(compared, chosen)
@@ -144,46 +149,43 @@ def _run(compared: Compared, name: str) -> LoadedRun:
 
 
 def _reason(compared: Compared, chosen: Row) -> str:
-    metric, equal = compared.metric, compared.selection.equal
-    best = compared.row(equal[0])
-    if chosen is best:
-        failed, guess = compared.selection.failed, _majority_text(compared)
-        gone = {chosen.name, MAJORITY, *failed}
-        rivals = [row.name for row in compared.rows if row.name not in gone]
-        if not rivals and not failed:
-            return f"It is the only method here, and better than {guess}."
-        gaps = {name: compared.differences[chosen.name, name] for name in rivals}
-        at = compared.rows.index(chosen)
-        level = [n for n, gap in gaps.items() if compared.judge(gap) != "better"]
-        text = f"It has the best {metric_name(metric)}"
-        # a probe has no score there
-        text += " of those that the test set does not rule out" if failed else ""
-        # rows are sorted by their scores
-        above = [name for name in gaps if compared.rows.index(compared.row(name)) < at]
-        if above:
-            text += f" of those proven better than {guess}, which {above[0]} is not"
-        cheaper = [name for name in equal[1:] if price(compared.row(name)) < price(chosen)]
-        if cheaper:
-            text += f"; {cheaper[0]} is cheaper and not proven worse"
-            gap, count = gaps[cheaper[0]], compared.counts["folds"]
-            records = records_to_decide(gap, compared.min_difference, count, pairs=compared.tests)
-            if 1 <= records < math.inf:
-                text += f": about {float(f'{records:.1g}'):,.0f} more {compared.noun}s would decide"
-        elif level:
-            text += f"; {len(level)} of {len(rivals)} others" if rivals[1:] else "; the other one"
-            text += " are" if level[1:] else " is"
-            text += " not proven worse, but not cheaper"
-            text += "" if set(level) <= set(equal) else f" or not proven better than {guess}"
-        elif rivals:
-            text += ", proven against all others"
-        alone = next((r for r in compared.rows if r.kind not in ("blend", "majority")), None)
-        if chosen.kind == "blend" and alone is not None:
-            text += f"; alone, {alone.name} has {_score_of(compared, alone.name)}"
-        return f"{text}."
-    gap = compared.differences[best.name, chosen.name]
-    ahead = score_text(gap, metric, signed=True)
-    better = "better by what matters" if gap.value else "better"
-    text = f"{best.name} is not {better} ({ahead})"
+    selection = compared.selection
+    best = compared.row(selection.equal[0])
+    if chosen is not best:
+        return _given_up(compared, best, chosen)
+    metric, guess = metric_name(compared.metric), _majority_text(compared)
+    rivals = [row.name for row in compared.rows if row.name not in (chosen.name, MAJORITY)]
+    if not rivals:
+        return f"It is the only method here, and better than {guess}."
+    text = f"It has the best {metric}"
+    # rows are sorted by their scores: what stands above is not among the candidates
+    if chosen is not compared.rows[0]:
+        text += f" of those proven better than {guess}"
+        text += " and not ruled out by the test set" if selection.failed else ""
+    gaps = {name: compared.differences[chosen.name, name] for name in rivals}
+    equal = selection.equal[1:]
+    cheaper = [name for name in equal if price(compared.row(name)) < price(chosen)]
+    if cheaper:
+        text += f"; {cheaper[0]} is cheaper and not proven worse"
+        gap, count = gaps[cheaper[0]], compared.counts["folds"]
+        records = records_to_decide(gap, compared.min_difference, count, pairs=compared.tests)
+        if 1 <= records < math.inf:
+            text += f": about {float(f'{records:.1g}'):,.0f} more {compared.noun}s would decide"
+    elif equal:
+        others = count_text(len(rivals), "other")
+        text += f"; {len(equal)} of {others} not proven worse, but not cheaper"
+    elif all(compared.judge(gap) == "better" for gap in gaps.values()):
+        text += ", proven against all others"
+    alone = next((r for r in compared.rows if r.kind not in ("blend", "majority")), None)
+    if chosen.kind == "blend" and alone is not None:
+        text += f"; alone, {alone.name} has {_score_of(compared, alone.name)}"
+    return f"{text}."
+
+
+def _given_up(compared: Compared, best: Row, chosen: Row) -> str:
+    """Why a cheaper method is taken and not the best."""
+    ahead = score_text(compared.differences[best.name, chosen.name], compared.metric, signed=True)
+    text = f"{best.name} is not better by what matters ({ahead})"
     unit = "text" if compared.level == "sentence" else "word"
     for verb, mine, theirs, how in (
         (f"predicts a {unit} in", cost_text(chosen), cost_text(best), ", in a batch"),
@@ -201,12 +203,9 @@ def _failed(compared: Compared) -> str:
     # a method behind the winner explains nothing: it would not have been taken anyway
     if not failed or compared.rows.index(failed[0]) > compared.rows.index(compared.winner):
         return ""
-    name, metric = failed[0].name, compared.metric
-    best = min if compared.lower else max
-    tested = best((r for r in compared.rows if r.test), key=lambda row: row.test[metric].value)
-    mine, theirs = (_score_of(compared, method, test=True) for method in (name, tested.name))
-    sentence = f" {name} has {_score_of(compared, name)}, but fails on the test set: {mine}"
-    return f"{sentence}, {tested.name} {theirs}."
+    name = failed[0].name
+    tested = _score_of(compared, name, test=True)
+    return f" {name} has {_score_of(compared, name)}, but fails on the test set: {tested}."
 
 
 def fit_text(row: Row) -> str:
@@ -251,7 +250,7 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
 
 def _not_tried(question: str, command: str) -> Decision:
     sentence = "" if command else "This needs a dataset of the corpus: embedkit extract."
-    return Decision(question, "not tried", "open", "", sentence, command)
+    return Decision(question, _NOT_TRIED, "", sentence, command)
 
 
 def _layer(content: ProbeRun) -> Decision:
@@ -269,7 +268,7 @@ def _layer(content: ProbeRun) -> Decision:
         proven = "" if content.is_better else ", which is not proven"
         sentence += f" Over the last layer: {gain}{proven}."
     why = f"chosen in {chosen[0][1]} of {folds} folds"
-    return Decision("Layer", view_text(chosen[0][0]), "no", why, sentence)
+    return Decision("Layer", view_text(chosen[0][0]), why, sentence)
 
 
 def _best_first(content: ProbeRun) -> list[ViewScore]:
@@ -287,7 +286,7 @@ def _pooling(content: ProbeRun) -> Iterator[Decision]:
         for pooling, view in best.items()
     ]
     if len(best) > 1:
-        yield Decision("Pooling", next(iter(best)), "no", parts[1], f"{', '.join(parts)}.")
+        yield Decision("Pooling", next(iter(best)), parts[1], f"{', '.join(parts)}.")
 
 
 def _effect(compared: Compared, question: str, row: Row, other: Row, note: str) -> Decision:
@@ -298,15 +297,11 @@ def _effect(compared: Compared, question: str, row: Row, other: Row, note: str) 
         f"{score_text(gap, metric, signed=True, unit=True)}, "
         f"p {p_text(gap.p_corrected)}, {verdict}{f'; {note}' if note else ''}."
     )
-    answer, tone = {
-        "better": ("yes", "yes"),
-        "worse": ("no", "no"),
-        "not proven": (verdict, "open"),
-    }.get(verdict, (verdict, "no"))
+    answer = {"better": "yes", "worse": "no"}.get(verdict, verdict)
     why = f"{metric_text(gap.value, metric, signed=True)} against {other.name}"
     if row.name in compared.selection.failed:
-        answer, tone, why = "no", "no", "fails on the test set"
-    return Decision(question, answer, tone, why, sentence)
+        answer, why = "no", "fails on the test set"
+    return Decision(question, answer, why, sentence)
 
 
 def _tuning(compared: Compared, tuned: Row, other: Row) -> Decision:
@@ -322,7 +317,7 @@ def _tuning(compared: Compared, tuned: Row, other: Row) -> Decision:
     corpus = portable(folder / content.dataset.path) if content.dataset.path else ""
     longer = _free(folder.with_name(f"{folder.name}-longer"))
     command = content.going_on(portable(folder), corpus, portable(longer))
-    return replace(decision, answer=UNTRAINED, tone="open", why=reason, command=command)
+    return replace(decision, answer=UNTRAINED, why=reason, command=command)
 
 
 def _tuned(compared: Compared, row: Row) -> FinetuneRun:
@@ -343,12 +338,12 @@ def _curve(content: ProbeRun) -> Iterator[Decision]:
     value = full_score.value - score.value
     gap = Difference(value, value - half, value + half)  # too wide: of independent samples
     proven = gap.high < 0 if content.metric in LOWER_IS_BETTER else gap.low > 0
-    answer, tone = ("yes", "yes") if proven else ("not proven", "open")
+    answer = "yes" if proven else "not proven"
     change = metric_text(gap.value, content.metric, signed=True)
     why = f"{change} from the last {full_size - size:,}"
     gain = score_text(gap, content.metric, signed=True, unit=True)
     sentence = f"From {size:,} to {full_size:,} training {content.noun}s: {gain}."
-    yield Decision("More labels", answer, tone, why, sentence)
+    yield Decision("More labels", answer, why, sentence)
 
 
 def _command(compared: Compared, command: str, *options: str, of: str = "") -> str:

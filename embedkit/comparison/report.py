@@ -44,13 +44,7 @@ from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, tex
 from embedkit.machine import __version__
 from embedkit.pages import cut_texts, packed_json, page_file, render_page, shown, with_names
 from embedkit.runs import figures as run_figures
-from embedkit.runs.metrics import (
-    LOWER_IS_BETTER,
-    interval_text,
-    is_percent,
-    metric_name,
-    metric_text,
-)
+from embedkit.runs.metrics import LOWER_IS_BETTER, interval_text, metric_name, metric_text
 from embedkit.runs.predictions import Predictions, confidence_of, fold_names
 from embedkit.runs.split import UNITS
 from embedkit.storage import write_files
@@ -289,22 +283,13 @@ def _tiles(
 ) -> Iterator[tuple[str, str, str, str]]:
     """Label, large text, small text and verdict of the four tiles."""
     metric, method = compared.metric, advice.method
-    guess = metric_text(compared.row(MAJORITY).scores[metric].value, metric, unit=True)
-    yield (
-        "correct" if metric == "accuracy" else metric_name(metric),
-        metric_text(method.scores[metric].value, metric, unit=True),
-        " · ".join(
-            filter(None, [interval_text(method.scores[metric], metric), f"guessing {guess}"])
-        ),
-        "",
-    )
+    score, guess = method.scores[metric], compared.row(MAJORITY).scores[metric].value
+    around = [interval_text(score, metric), f"guessing {metric_text(guess, metric, unit=True)}"]
+    name = "correct" if metric == "accuracy" else metric_name(metric)
+    yield name, metric_text(score.value, metric, unit=True), " · ".join(filter(None, around)), ""
+    gain = metric_text(advice.gain.value, metric, signed=True, unit=True)
     ends = interval_text(advice.gain, metric, signed=True)
-    yield (
-        f"against {advice.against}",
-        metric_text(advice.gain.value, metric, signed=True),
-        f"{ends} points" if ends and is_percent(metric) else ends,
-        advice.verdict,
-    )
+    yield f"against {advice.against}", gain, ends, advice.verdict
     fit = fit_text(method)
     label = f"cost of a {'word' if compared.level == 'word' else 'text'}, in a batch"
     yield label, cost_text(method) or "unknown", f"{fit} to train" if fit else "", ""

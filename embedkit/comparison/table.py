@@ -19,15 +19,7 @@ import numpy as np
 from embedkit import storage
 from embedkit.choices import BLENDS, PREFERENCES, check_choice
 from embedkit.comparison.blend import Blend, blend, threshold_of
-from embedkit.comparison.load import (
-    FOREIGN,
-    Dataset,
-    LoadedRun,
-    find_datasets,
-    input_differences,
-    read_runs,
-    with_models,
-)
+from embedkit.comparison.load import Dataset, LoadedRun, find_datasets, input_differences, read_runs
 from embedkit.display import Shown
 from embedkit.errors import UsageError
 from embedkit.runs.intervals import Difference, Estimate, Score, estimates, holm
@@ -178,7 +170,7 @@ class Compared:
     @property
     def models(self) -> tuple[LoadedRun, ...]:
         """The runs that hold a model."""
-        return with_models(self.runs)
+        return tuple(run for run in self.runs if run.has_model)
 
     @property
     def probes(self) -> tuple[tuple[str, ProbeRun], ...]:
@@ -316,7 +308,7 @@ def compare(
 
 
 def _seen_texts(runs: Sequence[LoadedRun]) -> int:
-    tests = [run.content.test_set for run in with_models(runs)]
+    tests = [run.content.test_set for run in runs if run.has_model]
     return max((test.seen_texts for test in tests if test), default=0)
 
 
@@ -353,7 +345,7 @@ def _choose(
     # where nothing is proven, something has to be named all the same
     chosen, equal = cheapest(useful or [r for r in methods if r not in failed] or methods)
     # probes and other tools have no model that predict could open
-    holders = [row for row in methods if row.kind not in ("probe", FOREIGN)]
+    holders = [row for row in methods if row.kind in ("frozen", "finetuned", "blend")]
     usable = [row for row in holders if row in useful] or holders or methods
     with_model = chosen if chosen in holders else cheapest(usable)[0]
     return Selection(
@@ -411,7 +403,7 @@ def _predictions(
     """Predictions of the runs, their blends and the majority by name; and the blends by kind."""
     by_run = {run.name: run.predictions for run in runs}
     blends: dict[str, Blend] = {}
-    records, models = runs[0].predictions, with_models(runs)
+    records, models = runs[0].predictions, [run for run in runs if run.has_model]
     if len(models) > 1:
         contents = [run.content for run in models]
         about: dict[str, Any] = {"threshold": threshold_of(metric, contents)}
@@ -466,7 +458,7 @@ def _metric(name: str | None, runs: Sequence[LoadedRun]) -> str:
     if name is None and not p.classes:
         name = next(iter(metrics_of(p)))
     elif name is None:
-        contents = [run.content for run in with_models(runs) or runs]
+        contents = [run.content for run in runs if run.has_model] or [run.content for run in runs]
         name = headline_metric(contents, p.y.sum(0) if p.of_sets else np.bincount(p.y))
     # also that of a run, whose file may say anything
     name = named_metric(name)
@@ -544,7 +536,7 @@ def _costs(
         )
     # blends need all that their runs need, but no vectors twice
     if blends:
-        models = with_models(runs)
+        models = [run for run in runs if run.has_model]
         model_costs = [costs[run.name] for run in models]
         # of frozen vectors each dataset once, every fine-tuned encoder by itself
         encoders = {

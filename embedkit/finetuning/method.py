@@ -39,9 +39,9 @@ from embedkit.finetuning.contrastive import train_contrastive
 from embedkit.finetuning.heads import EncoderWithHead, build_model, head_settings, pooler_layer
 from embedkit.finetuning.model import predict_logits, read_to_train, tokenized, write_model
 from embedkit.finetuning.options import CONTRASTIVE, TrainingOptions, source_of
-from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold
+from embedkit.finetuning.training import Fold, FoldResult, model_name, saving, train_fold, undefined
 from embedkit.machine import __version__, release_memory
-from embedkit.runs.cross_validation import Fits, FoldFit, Problem, held_out_predictions
+from embedkit.runs.cross_validation import Fits, FoldFit, Problem
 from embedkit.runs.figures import draw_training
 from embedkit.runs.metrics import Threshold, beta_of, metrics_for
 from embedkit.runs.predictions import Subset
@@ -77,10 +77,8 @@ _FIELDS = frozenset(
 """Options that are fields of ``run.json``; the others are in its ``settings``."""
 
 
-def divide(
-    split: Split, target: Target, options: TrainingOptions
-) -> tuple[list[dict[str, Int64]], Int64]:
-    """Return the subsets of every :class:`Fold`, and all records that choose thresholds.
+def divide(split: Split, target: Target, options: TrainingOptions) -> list[dict[str, Int64]]:
+    """Return the subsets of every :class:`Fold`.
 
     The division depends on the split and the fraction alone, so that runs on one split have the
     same validation records whatever their seeds. Where half of them choose thresholds, they are the
@@ -119,8 +117,9 @@ def divide(
             )
         # also without the validation records of other folds, where these are shared
         rest = np.setdiff1d(train, np.concatenate([valid, by_epoch, by_threshold]))
-        divided.append({"train": rest, "valid": valid, "threshold": chooses, "held_out": held_out})
-    return divided, by_threshold
+        subsets = {"train": rest, "valid": valid, "choosing": by_threshold, "held_out": held_out}
+        divided.append(subsets)
+    return divided
 
 
 def choose_thresholds(
@@ -248,21 +247,17 @@ class FineTuned(NamedTuple):
             return options.decided(texts=fewest, classes=len(target.classes), head=head)
 
         decided = decide([train for train, _ in split.subsets()])
-        divided, _ = divide(split, target, decided)
-        if decided.validation:  # then there are fewer to train on
-            options = replace(options, objective=decided.objective)
-            decided = decide([subsets["train"] for subsets in divided])
+        divided = divide(split, target, decided)
+        # again, without the validation records, but for the same objective
+        options = replace(options, objective=decided.objective)
+        decided = decide([subsets["train"] for subsets in divided])
         # here, before hours of training: an area has no value where all are of one class
         by, classes = decided.select_by, len(target.classes)
         for number, subsets in enumerate(divided if classes and by != "loss" else ()):
             y = target.y[subsets["valid"]]
             same = metrics_for(y, np.full((len(y), classes), 0.5), beta=beta_of(by))[by]
             if np.isnan(same.value(len(y))):
-                raise UsageError(
-                    f"it is not defined on the {len(y)} validation records of fold {number + 1} "
-                    f"of {len(divided)}. Pass a larger {Option('validation')}.",
-                    select_by=by,
-                )
+                raise undefined(by, len(y), f"fold {number + 1} of {len(divided)}")
         method = self._replace(options=decided)
         if self.earlier is None:
             return method
@@ -310,15 +305,12 @@ class FineTuned(NamedTuple):
             "versions": {"embedkit": __version__, **LIBRARIES},
         }
 
-    def folds(self, problem: Problem, vocabulary: IO[bytes]) -> tuple[list[Fold], Int64]:
-        """Return the folds, and the units that choose thresholds.
-
-        With several seeds each fold is there as often, one after the other.
-        """
+    def folds(self, problem: Problem, vocabulary: IO[bytes]) -> list[Fold]:
+        """Return the folds; with several seeds each is there as often, one after the other."""
         units, target, split, _ = problem
-        divided, choosing = divide(split, target, self.options)
+        divided = divide(split, target, self.options)
         texts, seeds = _texts(units), self.options.seeds
-        folds = [
+        return [
             Fold(
                 name=f"fold {number + 1} of {len(divided)}"
                 + (f", seed {member + 1} of {seeds}" if seeds > 1 else ""),
@@ -338,7 +330,6 @@ class FineTuned(NamedTuple):
             for number, subsets in enumerate(divided)
             for member in range(seeds)
         ]
-        return folds, choosing
 
     @undisturbed()
     @random_numbers_kept()
@@ -355,32 +346,32 @@ class FineTuned(NamedTuple):
             # without a name: nothing is left of it, however the training ends
             vocabulary = tempfile.TemporaryFile(dir=self.folder)  # noqa: SIM115
         with vocabulary:
-            folds, choosing = self.folds(problem, vocabulary)
+            folds = self.folds(problem, vocabulary)
             # a model of which there is a result is finished
             results = [
-                _read_result(self.folder, fold) or self._trained(fold, choosing, problem, progress)
+                _read_result(self.folder, fold) or self._trained(fold, problem, progress)
                 for fold in folds
             ]
         size = self.options.seeds
         # models of one fold stand together, and have the same records
-        folds = folds[::size]
+        folds, choosing = folds[::size], folds[0].choosing
         every = [results[start : start + size] for start in range(0, len(results), size)]
         deciding = np.array([_mean(members, "threshold_proba") for members in every])
         held_out = np.array([np.isin(choosing, fold.held_out) for fold in folds])
         y, decision = target.y[choosing], self.options.decision
         chosen, final = choose_thresholds(decision, y, deciding, held_out)
         fits = []
-        for fold, members, proba, threshold in zip(folds, every, deciding, chosen, strict=True):
-            # predictions are of all records that choose thresholds; those in the fold's held-out
-            # part are no inner predictions of it
-            seen = np.isin(choosing, fold.threshold)
+        # predictions are of all records that choose thresholds; those in the fold's held-out part
+        # are no inner predictions of it
+        each = zip(folds, every, deciding, ~held_out, chosen, strict=True)
+        for fold, members, proba, seen, threshold in each:
             inner = [*_mean(members, "valid_proba"), *proba[seen]]
             validates = len(fold.valid) > 0
             fits.append(
                 FoldFit(
                     proba=_mean(members, "proba"),
                     model=members,
-                    inner=np.concatenate([fold.valid, fold.threshold]) if validates else None,
+                    inner=np.concatenate([fold.valid, choosing[seen]]) if validates else None,
                     inner_proba=np.array(inner) if validates else None,
                     threshold=threshold,
                 )
@@ -399,9 +390,7 @@ class FineTuned(NamedTuple):
             ),
         )
 
-    def _trained(
-        self, fold: Fold, choosing: Int64, problem: Problem, progress: ProgressCallback
-    ) -> FoldResult:
+    def _trained(self, fold: Fold, problem: Problem, progress: ProgressCallback) -> FoldResult:
         """Train a model, and keep it; nothing of it is left in memory for the next one."""
         options = fold.options
         settings = head_settings(options, fold.target, fold.target.y[fold.train])
@@ -426,7 +415,7 @@ class FineTuned(NamedTuple):
             train = train_contrastive
         # predicted before it is written: a fold is finished when its predictions are there too
         model, result = train(fold, start, progress=progress)
-        _predict(fold, model, result, choosing, problem)
+        _predict(fold, model, result, problem)
         self._keep(fold, model, result)
         storage.remove(fold.work)
         return result
@@ -529,7 +518,7 @@ class FineTuned(NamedTuple):
         beta, scores = decision.beta if decision else None, dict[str, tuple[float, ...]]()
         for member in range(seeds if seeds > 1 else 0):
             alone = [fit._replace(proba=np.array(fit.model[member].proba)) for fit in fits]
-            predictions = held_out_predictions(alone, problem)
+            predictions = problem.held_out(alone)
             for name, metric in metrics_of(predictions, beta=beta).items():
                 scores[name] = (*scores.get(name, ()), metric.value(len(predictions.row)))
         return scores
@@ -565,9 +554,7 @@ def _read_result(folder: Path, fold: Fold) -> FoldResult | None:
     return FoldResult(**json.loads((folder / name).read_text("utf-8")))
 
 
-def _predict(
-    fold: Fold, model: EncoderWithHead, result: FoldResult, choosing: Int64, problem: Problem
-) -> None:
+def _predict(fold: Fold, model: EncoderWithHead, result: FoldResult, problem: Problem) -> None:
     """Add the predictions of a fold's model to its result."""
     test = problem.test
 
@@ -582,7 +569,7 @@ def _predict(
     started = time.process_time()  # what else the machine does is no cost of the method
     result.proba = proba(fold.held_out)
     result.predict_seconds = time.process_time() - started
-    result.valid_proba, result.threshold_proba = proba(fold.valid), proba(choosing)
+    result.valid_proba, result.threshold_proba = proba(fold.valid), proba(fold.choosing)
     if test is not None and test.content is None:
         result.test_proba = proba(problem.split.test)
     elif test is not None:  # of another corpus, of which all words have a label or none has one

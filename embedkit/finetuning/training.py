@@ -91,7 +91,10 @@ def model_name(fold: int, member: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """Records and options of one fold; its subsets are indices of units, none in two of them."""
+    """Records and options of one fold; its subsets are indices of units.
+
+    No unit is in two of ``train``, ``valid``, ``held_out``, nor in ``train`` and ``choosing``.
+    """
 
     name: str  # for messages, such as "fold 2 of 5"
     model: str  # folder of the model, such as "fold-1"
@@ -100,7 +103,7 @@ class Fold:
     target: Target  # of the units
     train: Int64
     valid: Int64  # validation records that choose the epoch; may be empty
-    threshold: Int64  # validation records that choose thresholds
+    choosing: Int64  # validation records that choose thresholds, the same in all folds
     held_out: Int64
     options: TrainingOptions  # all decided; precision is not "auto"
     seed: int  # of head, order and dropout
@@ -346,10 +349,8 @@ class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
         if target.classes:
             metrics["eval_accuracy"] = score("accuracy" if y.ndim == 1 else "subset_accuracy")
         metrics[_CHOSEN_BY] = loss if by == "loss" else score(by)
-        # such as an area where all validation records are of one class
         if math.isnan(metrics[_CHOSEN_BY]) and by != "loss":
-            problem = f"it is not defined on the {len(y)} validation records of {fold.name}"
-            raise UsageError(f"{problem}. Pass a larger {Option('validation')}.", select_by=by)
+            raise undefined(by, len(y), fold.name)
         # first: _best_epoch reads what was logged
         self.log(metrics)
         if _best_epoch(self.state, fold.options)[0] == self.state.global_step:
@@ -513,6 +514,12 @@ def _arguments(fold: Fold, validates: bool) -> TrainingArguments:
     )
     arguments._n_gpu = min(arguments.n_gpu, 1)  # several would each get some of a batch
     return arguments
+
+
+def undefined(metric: str, count: int, fold: str) -> UsageError:
+    """The error of a metric without a value, as an area where all records are of one class."""
+    problem = f"it is not defined on the {count} validation records of {fold}"
+    return UsageError(f"{problem}. Pass a larger {Option('validation')}.", select_by=metric)
 
 
 def _check_loss(loss: float, fold: Fold, state: TrainerState) -> None:

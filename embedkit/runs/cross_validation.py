@@ -94,6 +94,23 @@ class Problem(NamedTuple):
         group, target = self.split.group[index], self.target.take(index)
         return Subset(units=self.units.take(index), group=group, target=target)
 
+    def held_out(self, folds: Sequence[FoldFit]) -> Predictions:
+        """Return the predictions of each fold's model for the units that it holds out, in order."""
+        subsets = []
+        # a method returns its folds in the order of subsets(); one more or less is an error of
+        # strict=
+        pairs = zip(self.split.subsets(), folds, strict=True)
+        for fold, ((_, held_out), fitted) in enumerate(pairs):
+            about: dict[str, Any] = {"fold": fold, "threshold": fitted.threshold}
+            subset = self.subset(held_out).predictions(fitted.proba, **about)
+            # inner predictions are for training records, and carry the fold that their models have
+            # not seen: blends are fitted on them
+            if fitted.inner is not None and fitted.inner_proba is not None:
+                inner = self.subset(fitted.inner).predictions(fitted.inner_proba, **about)
+                subset = replace(subset, inner=inner)
+            subsets.append(subset)
+        return Predictions.joined(subsets)
+
     @property
     def prior(self) -> tuple[float, ...]:
         """Frequencies of the classes, or the mean, of the units that a single fold is trained on.
@@ -121,26 +138,9 @@ def cross_validate(
 ) -> tuple[Predictions, Fits]:
     """Return predictions for every held-out unit and the test set, and the models behind them."""
     fits = method.fit(problem, progress=progress)
-    predictions = held_out_predictions(fits.folds, problem)
+    predictions = problem.held_out(fits.folds)
     # a probe compares views and predicts no test set
     if problem.test is not None and fits.test is not None:
         test = problem.test.predictions(fits.test, threshold=fits.threshold)
         predictions = Predictions.joined([predictions, test])
     return predictions, fits
-
-
-def held_out_predictions(folds: Sequence[FoldFit], problem: Problem) -> Predictions:
-    """Return the predictions of each fold's model for the units that it holds out, in order."""
-    subsets = []
-    # a method returns its folds in the order of subsets(); one more or less is an error of strict=
-    pairs = zip(problem.split.subsets(), folds, strict=True)
-    for fold, ((_, held_out), fitted) in enumerate(pairs):
-        about: dict[str, Any] = {"fold": fold, "threshold": fitted.threshold}
-        subset = problem.subset(held_out).predictions(fitted.proba, **about)
-        # inner predictions are for training records, and carry the fold that their models have not
-        # seen: blends are fitted on them
-        if fitted.inner is not None and fitted.inner_proba is not None:
-            inner = problem.subset(fitted.inner).predictions(fitted.inner_proba, **about)
-            subset = replace(subset, inner=inner)
-        subsets.append(subset)
-    return Predictions.joined(subsets)

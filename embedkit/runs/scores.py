@@ -8,12 +8,12 @@ The majority is asked before records are left out: its class frequencies are tho
 of all folds, not of the ones that happen to be scored.
 
 One metric stands here and not in :mod:`embedkit.runs.metrics`, since only words have it: the F1 of
-whole entities, which are runs of tags and not single labels (:class:`Entities`).
+whole entities, which are runs of tags and not single labels (:func:`entity_f1`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -47,10 +47,10 @@ def metrics_of(
     if baseline and not p.classes and np.ptp(p.y):
         zero = {n: metrics[n]._replace(of=lambda w: w[:, 0] * 0) for n in ("pearson", "spearman")}
         metrics |= zero
-    if p.of_words and Entities.known_by(p.classes):
+    if p.of_words and tags_entities(p.classes):
         # words are ordered by record, and an entity ends with its record
         first = np.diff(p.row, prepend=-1) != 0
-        metrics["entity_f1"] = Metric(Entities(p.y, p.y_pred, p.classes, first).f1)
+        metrics["entity_f1"] = Metric(entity_f1(p.y, p.y_pred, p.classes, first))
     return metrics
 
 
@@ -135,47 +135,42 @@ def _scored_subsets(predictions: Predictions) -> dict[str, Int64]:
     return {name: index for name, index in subsets.items() if len(index)}
 
 
-class Entities:
-    """Whole entities in words with the tags ``O``, ``B-…`` and ``I-…``, as seqeval counts them.
+def tags_entities(classes: Sequence[str]) -> bool:
+    """Return whether the classes are tags of entities."""
+    prefixes = {name[:2] for name in classes}
+    return bool({"B-", "I-"} & prefixes) and prefixes <= {"O", *(f"{c}-" for c in "BIESLU")}
 
-    An entity begins with ``B``, or with ``I`` after another kind, and is right if its first word,
-    its last word and its kind are. Tags may say its last word, by ``E`` (or ``L``), and its only
-    one, by ``S`` (or ``U``). ``first`` ``(n,)`` are the words that begin a text.
+
+def entity_f1(
+    y: Int64, predicted: Int64, classes: Sequence[str], first: Bool
+) -> Callable[[Float64], Float64]:
+    """Return the F1 of whole entities by the weights of words, as seqeval counts them.
+
+    Words have the tags ``O``, ``B-…`` and ``I-…``; others may mark the last word of an entity, by
+    ``E`` (or ``L``), and its only one, by ``S`` (or ``U``). An entity begins with ``B``, or with
+    ``I`` after another kind, is right if its first word, its last word and its kind are, and has
+    the weight of its first word. ``first`` ``(n,)`` are the words that begin a text.
     """
+    # PER for both B-PER and I-PER, and an empty kind for O
+    kinds = np.unique([name.partition("-")[2] for name in classes], return_inverse=True)[1]
+    begins = np.array([name[0] in "BSU" for name in classes])
+    ends = np.array([name[0] in "ESLU" for name in classes])
+    tagged = np.array([name != "O" for name in classes])
 
-    def __init__(self, y: Int64, predicted: Int64, classes: Sequence[str], first: Bool) -> None:
-        # PER for both B-PER and I-PER, and an empty kind for O
-        kinds = [name.partition("-")[2] for name in classes]
-        self._kind = np.unique(kinds, return_inverse=True)[1]
-        self._begins = np.array([name[0] in "BSU" for name in classes])
-        self._ends = np.array([name[0] in "ESLU" for name in classes])
-        self._inside, self._first = np.array([name != "O" for name in classes]), first
-        # (n,) masks of the words that begin an entity: metrics are sums over words, weighted as all
-        # others are
-        self._true, true_end = self._spans(y)
-        self._found, found_end = self._spans(predicted)
-        same = (self._kind[y] == self._kind[predicted]) & (true_end == found_end)
-        self._right = self._true & self._found & same
-
-    @staticmethod
-    def known_by(classes: Sequence[str]) -> bool:
-        """Return whether the classes are tags of entities."""
-        prefixes = {name[:2] for name in classes}
-        return bool({"B-", "I-"} & prefixes) and prefixes <= {"O", *(f"{c}-" for c in "BIESLU")}
-
-    def _spans(self, tags: Int64) -> tuple[Bool, Int64]:
+    def spans(tags: Int64) -> tuple[Bool, Int64]:
         """First words of entities as a mask, and the last word of the entity of each word."""
-        inside, kind = self._inside[tags], self._kind[tags]
+        inside, kind = tagged[tags], kinds[tags]
         # an I opens an entity at the start of a text, behind an O, another kind (-1 is none), and
         # the last word of an entity
-        new = self._first | ~np.append(False, inside[:-1]) | (kind != np.append(-1, kind[:-1]))
-        new |= np.append(False, self._ends[tags][:-1])
-        start = inside & (self._begins[tags] | new)
+        new = first | ~np.append(False, inside[:-1]) | (kind != np.append(-1, kind[:-1]))
+        new |= np.append(False, ends[tags][:-1])
+        start = inside & (begins[tags] | new)
         # a word is the last one unless the next word goes on inside of the same entity
         last = np.flatnonzero(~np.append((inside & ~start)[1:], False))
         return start, last[np.searchsorted(last, np.arange(len(tags)))]
 
-    def f1(self, weights: Float64) -> Float64:
-        """F1 of entities, each with the weight of its first word; 0 without any."""
-        right, true, predicted = (weights @ part for part in (self._right, self._true, self._found))
-        return ratio(2 * right, true + predicted)
+    # (n,) masks of the words that begin an entity: metrics are sums over words, weighted as all
+    # others are
+    (true, true_end), (said, said_end) = spans(y), spans(predicted)
+    right = true & said & (kinds[y] == kinds[predicted]) & (true_end == said_end)
+    return lambda weights: ratio(2 * (weights @ right), weights @ true + weights @ said)

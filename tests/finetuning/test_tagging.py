@@ -27,7 +27,7 @@ from embedkit.finetuning.model import padded, predict_logits, read_model
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.predict import predict_file
 from embedkit.runs.predictions import Predictions, read_predictions
-from embedkit.runs.scores import Entities, metrics_of
+from embedkit.runs.scores import metrics_of, tags_entities
 from embedkit.runs.split import read_split
 from embedkit.units.target import Target
 from embedkit.units.units import Units
@@ -162,9 +162,9 @@ def test_the_loss_is_of_first_tokens_alone(on_long: str) -> None:
 def test_whole_entities_are_counted_as_seqeval_counts_them(marks: str) -> None:
     draw = random.Random(1)
     classes = (*(f"{mark}-{kind}" for mark in marks for kind in ("LOC", "PER")), "O")
-    assert Entities.known_by(classes)
-    assert not Entities.known_by((*classes, "NOUN"))
-    assert not Entities.known_by(("O",))
+    assert tags_entities(classes)
+    assert not tags_entities((*classes, "NOUN"))
+    assert not tags_entities(("O",))
     sizes = [draw.randint(1, 9) for _ in range(60)]
     row = np.repeat(np.arange(60), sizes)
     count = len(classes)

@@ -42,7 +42,7 @@ def fold_of(checkpoint: Any, work: Path, vocabulary: IO[bytes], **settings: Any)
         target=Target(np.arange(len(SOME)) % 2, ("0", "1")),
         train=TRAIN,
         valid=VALID,
-        threshold=VALID[:0],
+        choosing=VALID[:0],
         held_out=np.arange(10, len(SOME)),
         options=TrainingOptions(**steps, precision="fp32", **settings),
         seed=0,
