@@ -12,7 +12,6 @@ or in a docstring becomes
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Collection
 from enum import StrEnum
@@ -163,10 +162,8 @@ def listed(text: str, *, quote: str = "") -> str:
 
 
 def documented(cls: type[T]) -> type[T]:
-    """Render the lists in the docstrings of a class and of its methods."""
-    for thing in (cls, *vars(cls).values()):
-        if inspect.isfunction(thing) or thing is cls:
-            thing.__doc__ = thing.__doc__ and listed(thing.__doc__, quote="``")
+    """Render the lists in the docstring of a class; :func:`accepts` does so for its methods."""
+    cls.__doc__ = listed(cls.__doc__ or "", quote="``")
     return cls
 
 

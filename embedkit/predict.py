@@ -22,7 +22,7 @@ from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus, spans_of
 from embedkit.corpus.records import CorpusReader, Record, check_spans, sentence_spans
-from embedkit.corpus.sources import BadRecordError
+from embedkit.corpus.tables import BadRecordError
 from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import dataset_folder, is_dataset
 from embedkit.dataset.read import load

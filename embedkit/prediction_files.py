@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from embedkit import storage
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import open_table
-from embedkit.corpus.sources import Row
+from embedkit.corpus.tables import Row
 from embedkit.dataset.parquet import parquet_bytes
 from embedkit.display import HARMLESS, json_line, visible
 from embedkit.errors import DamagedError, MismatchError, OutputExistsError, UsageError, did_you_mean

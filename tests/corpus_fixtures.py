@@ -9,7 +9,7 @@ from typing import Any
 from embedkit.corpus.memory import CorpusLike, InputFile, input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.corpus.sources import Reject
+from embedkit.corpus.tables import Reject
 
 
 @dataclass(frozen=True)

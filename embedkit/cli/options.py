@@ -9,19 +9,7 @@ from typing import Any
 
 import click
 
-from embedkit.choices import (
-    CLASS_WEIGHTS,
-    DEFAULT_MODEL,
-    ESTIMATORS,
-    FORMATS,
-    PRECISIONS,
-    QUOTINGS,
-    RUN_LEVELS,
-    TASKS,
-    WHITENINGS,
-    listed,
-)
-from embedkit.errors import did_you_mean
+from embedkit import choices
 from embedkit.types import ProgressCallback, no_progress, reported
 
 Option = Callable[[Any], Any]
@@ -47,17 +35,7 @@ LAYERS = (
 )
 
 
-class KnownName(click.Choice[str]):
-    """A known name; the nearest one is proposed for another."""
-
-    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
-        """Return the message for another name."""
-        return super().get_invalid_choice_message(value, ctx) + did_you_mean(
-            str(value), self.choices
-        )
-
-
-class KnownOrClass(KnownName):
+class KnownOrClass(click.Choice[str]):
     """A known name, or ``module:Class``."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -69,13 +47,13 @@ def choice(
     names: Collection[str], default: str | None = None, *, or_class: bool = False
 ) -> dict[str, Any]:
     """Settings of an option with known values, or with ``module:Class`` beside them."""
-    kind = KnownOrClass if or_class else KnownName
+    kind = KnownOrClass if or_class else click.Choice
     return {"type": kind(list(names)), "default": default}
 
 
 def option(*names: str, help: str, **settings: Any) -> Option:
     """Make an option; lists of kinds are rendered in its help."""
-    return click.option(*names, help=listed(help), **settings)
+    return click.option(*names, help=choices.listed(help), **settings)
 
 
 POSITIVE = click.IntRange(min=1)
@@ -95,9 +73,13 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         {},
     ),
     ("--word-label", "Column of the labels of words: with spaces between, or upos of CoNLL-U.", {}),
-    ("--format", "Format; auto: by name and first bytes.", choice(["auto", *FORMATS], "auto")),
+    (
+        "--format",
+        "Format; auto: by name and first bytes.",
+        choice(["auto", *choices.FORMATS], "auto"),
+    ),
     ("--encoding", "Character encoding of text files.", {"default": "utf-8"}),
-    ("--quoting", "Quoting of fields: {QUOTINGS}.", choice(QUOTINGS, "auto")),
+    ("--quoting", "Quoting of fields: {QUOTINGS}.", choice(choices.QUOTINGS, "auto")),
     ("--delimiter", "What separates cells, or tab. [what divides the first lines alike]", {}),
     ("--sheet", "Name of the sheet of a workbook. [the first]", {}),
     (
@@ -113,7 +95,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     (
         "--model",
         "Hub id or folder of a checkpoint; multilingual is multilingual-e5-small.",
-        {"default": DEFAULT_MODEL},
+        {"default": choices.DEFAULT_MODEL},
     ),
     ("--revision", "Branch, tag or commit of a hub checkpoint.", {}),
     ("--device", "auto, cpu, cuda or cuda:1.", {"default": "auto"}),
@@ -124,17 +106,17 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         "Precision of the computation; auto: on CPU bf16 where the processor has "
         "instructions for it; int8: on CPU, about 0.1 from fp32. [fp32 on CPU; bf16 on CUDA, "
         "fp16 on older devices]",
-        choice(PRECISIONS),
+        choice(choices.PRECISIONS),
     ),
     # datasets and runs
     ("--out", "Folder of the run to write. [runs/CORPUS-METHOD]", {"type": FILE}),
     ("--overwrite", "Replace existing output.", FLAG),
-    ("--whitening", "Change of all vectors first: {WHITENINGS}.", choice(WHITENINGS)),
+    ("--whitening", "Change of all vectors first: {WHITENINGS}.", choice(choices.WHITENINGS)),
     ("--view", "Stored view, such as mean_-1. [the last mean]", {}),
     (
         "--level",
         "What is labelled: {RUN_LEVELS}; extract words with --words --word-label.",
-        choice(RUN_LEVELS, "sentence"),
+        choice(choices.RUN_LEVELS, "sentence"),
     ),
     ("--split", "File of embedkit split, or a column: folds, or train, validation, test.", {}),
     ("--test", "Test set: a corpus or a dataset, with labels or without.", {"type": FILE}),
@@ -144,7 +126,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         "records held out.",
         {"default": 5},
     ),
-    ("--task", "{TASKS}.", choice(TASKS, "classification")),
+    ("--task", "{TASKS}.", choice(choices.TASKS, "classification")),
     (
         "--label-separator",
         "Between the classes of a record, with --task multilabel.",
@@ -154,7 +136,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         "--estimator",
         "Classifier or regressor, or module:Class of scikit-learn, such as "
         "sklearn.svm:LinearSVC. [logreg; for regression ridge]",
-        choice(ESTIMATORS, or_class=True),
+        choice(choices.ESTIMATORS, or_class=True),
     ),
     (
         "--threshold",
@@ -162,7 +144,11 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         "(macro_f1, f1, f2 …), in inner folds or on the validation records.",
         {},
     ),
-    ("--class-weight", "balanced: weight classes by inverse frequency.", choice(CLASS_WEIGHTS)),
+    (
+        "--class-weight",
+        "balanced: weight classes by inverse frequency.",
+        choice(choices.CLASS_WEIGHTS),
+    ),
     ("--label-names", "Readable names of labels, such as 0=negative,1=positive.", {}),
     (
         "--submission",

@@ -24,7 +24,7 @@ import numpy as np
 from embedkit.corpus.memory import input_files
 from embedkit.corpus.plan import open_table
 from embedkit.corpus.readers import format_of_name
-from embedkit.corpus.sources import Reject, Row
+from embedkit.corpus.tables import Reject, Row
 from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, MismatchError, UsageError, did_you_mean

@@ -240,14 +240,10 @@ def _find_uses(
     ]
     if not uses:
         start, anywhere = Option("match", "start"), Option("match", "anywhere")
-        wider = {
-            "word": f" as a word; {start} also looks at the beginning of longer words, {anywhere} "
-            "inside of them",
-            "start": f" at the beginning of a word; {anywhere} also looks inside of words",
-        }
+        wider = f"{start} also finds the beginnings of longer words, {anywhere} what is inside"
         # of a word without spaces around it every place was looked at
-        tried = "" if _UNSPACED.search(word) else wider.get(match, "")
-        raise UsageError(f"{word!r} does not occur in {where}{tried}.")
+        everywhere = match == "anywhere" or _UNSPACED.search(word)
+        raise UsageError(f"{word!r} does not occur in {where}{'' if everywhere else f'; {wider}'}.")
     return uses
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from embedkit.corpus.sources import Dialect, Reject, Row, ShardRange, Table, check_names, guessed
+from embedkit.corpus.tables import Dialect, Reject, Row, ShardRange, Table, check_names, guessed
 from embedkit.corpus.values import text_of
 from embedkit.errors import CorpusError, Option, did_you_mean
 from embedkit.storage import State, state_of, storage_errors, unreadable
@@ -93,13 +93,13 @@ class _ColumnarTable(Table):
         self._file.close()
 
     def seek(self, place: ShardRange) -> bool:
-        """As in :class:`~embedkit.corpus.sources.Table`."""
+        """As in :class:`~embedkit.corpus.tables.Table`."""
         # no row is read here: batches drop this many of their first rows as they come
         self._done = self._skipped = place.file_row
         return True
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
-        """As in :class:`~embedkit.corpus.sources.Table`."""
+        """As in :class:`~embedkit.corpus.tables.Table`."""
         try:
             # a column may have two roles, such as the label that is kept too; it is converted once
             places = {name: self._fields[name][0] for name in names}
@@ -120,7 +120,7 @@ class _ColumnarTable(Table):
             raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
     def problem_of(self, name: str, *, role: str = "") -> str:
-        """As in :class:`~embedkit.corpus.sources.Table`."""
+        """As in :class:`~embedkit.corpus.tables.Table`."""
         # a key that only some of the files have is missing in the others
         if name not in self._fields:
             return ""
@@ -138,7 +138,7 @@ class _ColumnarTable(Table):
         return ""
 
     def class_names(self, name: str) -> list[str]:
-        """As in :class:`~embedkit.corpus.sources.Table`, of a ``ClassLabel`` of Hugging Face."""
+        """As in :class:`~embedkit.corpus.tables.Table`, of a ``ClassLabel`` of Hugging Face."""
         try:
             feature = json.loads(self._about)["info"]["features"][name]
             # of lists of word labels that of their elements
@@ -165,7 +165,7 @@ class ParquetTable(_ColumnarTable):
 
     @property
     def fraction(self) -> float:
-        """As in :class:`~embedkit.corpus.sources.Table`."""
+        """As in :class:`~embedkit.corpus.tables.Table`."""
         total = self._file.metadata.num_rows
         return self._done / total if total else 1.0
 
@@ -203,7 +203,7 @@ class ArrowTable(_ColumnarTable):
 
     @property
     def fraction(self) -> float:
-        """As in :class:`~embedkit.corpus.sources.Table`."""
+        """As in :class:`~embedkit.corpus.tables.Table`."""
         return float(self._file.tell() / self._file.size())
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
@@ -316,12 +316,12 @@ class SheetTable(Table):
 
     @property
     def fraction(self) -> float:
-        """As in :class:`~embedkit.corpus.sources.Table`."""
+        """As in :class:`~embedkit.corpus.tables.Table`."""
         # the last row of the sheet, which may be unknown
         return self._done / max((self._sheet.end or (0, 0))[0] + 1, self._done, 1)
 
     def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
-        """As in :class:`~embedkit.corpus.sources.Table`."""
+        """As in :class:`~embedkit.corpus.tables.Table`."""
         places = [self.columns.index(name) for name in names]
         below = islice(self._sheet.iter_rows(), self._first, None)
         for number, values in enumerate(below, self._first + 1):

@@ -21,17 +21,8 @@ from itertools import accumulate, compress, islice, pairwise
 from typing import NamedTuple
 from unicodedata import category, normalize
 
-from embedkit.corpus.sources import (
-    LINE_BYTES,
-    MAX_RECORD_BYTES,
-    BadRecordError,
-    Cell,
-    Content,
-    Line,
-    ShardRange,
-    Span,
-    TextTable,
-)
+from embedkit.corpus.sources import LINE_BYTES, MAX_RECORD_BYTES, Line
+from embedkit.corpus.tables import BadRecordError, Cell, Content, ShardRange, Span, TextTable
 from embedkit.corpus.values import list_of, text_of
 from embedkit.errors import CorpusError, Message, Option
 

@@ -89,14 +89,8 @@ class InputFile(SourceFile):
             near = near_path(path) if path.parent.is_dir() else gone
             raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):
-            # what cannot be read is passed over
-            names = (Path(root, file) for root, _, files in os.walk(path) for file in files)
             # of what Dataset.save_to_disk writes the data, and not what is said of them
-            example = min(
-                (name for name in islice(names, 1_000) if name.suffix),
-                key=lambda name: name.suffix not in (".arrow", ".parquet"),
-                default=path / "corpus.tsv",
-            )
+            example = next(path.glob("*.arrow"), path / "corpus.tsv")
             advice = f"give its files, such as {example}"
             if (path / "SHA256SUMS").is_file():
                 advice = "it is of embedkit, and other commands take it as it is"

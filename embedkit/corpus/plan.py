@@ -29,18 +29,10 @@ from typing import Any, NamedTuple
 from embedkit.arguments import check_fields
 from embedkit.choices import Format, Quoting
 from embedkit.corpus.columnar import check_title
-from embedkit.corpus.delimited import separator_named_by
 from embedkit.corpus.memory import ArrowStream, CorpusLike, InputFile, SourceFile, input_files
 from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
-from embedkit.corpus.sources import (
-    Dialect,
-    Source,
-    Table,
-    check_kind,
-    compression_of,
-    guessed,
-    is_wide,
-)
+from embedkit.corpus.sources import Source, check_kind, compression_of, is_wide
+from embedkit.corpus.tables import Dialect, Table, guessed, separator_named_by
 from embedkit.display import shorten
 from embedkit.errors import CorpusError, Message, Option, UsageError, did_you_mean
 from embedkit.records import Count, Positive

@@ -28,17 +28,9 @@ from embedkit.corpus.conllu import Words, between, joined, words_of
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import CorpusPlan, class_columns, open_table
 from embedkit.corpus.readers import READERS
-from embedkit.corpus.sources import (
-    BadRecordError,
-    Reject,
-    Row,
-    ShardRange,
-    Span,
-    Table,
-    check_encoding,
-    has_surrogate,
-)
-from embedkit.corpus.values import NotText, list_of, number_text, set_text
+from embedkit.corpus.sources import check_encoding
+from embedkit.corpus.tables import BadRecordError, Reject, Row, ShardRange, Span, Table
+from embedkit.corpus.values import NotText, has_surrogate, list_of, number_text, set_text
 from embedkit.display import count_text
 from embedkit.errors import CorpusError, Message, Option
 from embedkit.types import Progress, ProgressCallback

@@ -1,10 +1,8 @@
-r"""Open input files and their physical lines; tables of rows, which all readers are.
+r"""Open input files and their physical lines.
 
-    bytes ─ decompressed, UTF-16 transcoded ─► Source ─► Line ─► Table.rows ─► Row or Reject
+    bytes ─ decompressed, UTF-16 transcoded ─► Source ─► Line
 
     Line(number=3, offset=41, length=9, data=b"7\tgood")      where it stands, and what is there
-    Row(line=3, offset=41, length=9, cells=("good", "7"))     the cells that were asked for
-    Reject(line=3, …, reason="too_many_cells", detail=…)      never a guess, never a lost row
 
 A line knows its number and its byte, so that a reject can be found with any editor and a reader
 that is interrupted goes on in the middle of a file (:meth:`Source.seek`). Memory is bounded,
@@ -16,19 +14,15 @@ from __future__ import annotations
 
 import codecs
 import io
-import json
 import re
-from abc import ABC, abstractmethod
-from base64 import b64encode
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from embedkit.errors import CorpusError, Message, Option
+from embedkit.errors import CorpusError, Option
 from embedkit.storage import unreadable
 
 MAX_RECORD_BYTES = 16 << 20
@@ -110,12 +104,6 @@ class Line(NamedTuple):
     length: int
     data: bytes
     too_long: bool = False
-
-
-def guessed(what: str, option: str, why: str = "") -> Message:
-    """A notice of something guessed, and the option that says otherwise."""
-    before = f" ({why}; set it with " if why else " (choose another with "
-    return Message(f"{what}{Option(option, before=before, after=')')}")
 
 
 def first_bytes(path: Path) -> bytes:
@@ -276,16 +264,16 @@ class Source:
         if depth or buffer.strip():
             raise CorpusError(f"{self.path}: its array is cut off, or not all that is in it.")
 
-    def seek(self, place: ShardRange) -> bool:
-        """Continue with the line at a place; ``False`` for a packed or wide file."""
+    def seek(self, line: int | None, offset: int | None) -> bool:
+        """Continue with the line at an offset; ``False`` for a packed or wide file."""
         is_plain = isinstance(self._stream.raw, io.FileIO)
         # an offset is one of the stream; only of a plain file is it a place in the file too
-        if not is_plain or place.line is None or place.offset is None:
+        if not is_plain or line is None or offset is None:
             return False
         # lines that were given back stand before the place
         self._returned.clear()
-        self._stream.seek(place.offset)
-        self._number, self._offset = place.line - 1, place.offset
+        self._stream.seek(offset)
+        self._number, self._offset = line - 1, offset
         return True
 
     def skip_blank(self) -> int:
@@ -367,234 +355,8 @@ def _opened(path: Path) -> io.FileIO:
         raise unreadable(path, error, error=CorpusError, advice="") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
-    """Dialect of the files of a corpus; fields as for ``CorpusOptions``.
-
-    ``quoting`` is settled: ``none`` takes quotes literally, ``csv`` follows RFC 4180 strictly. The
-    ``delimiter`` of a workbook is the name of its sheet; a tab stands for the first one.
-    Of a text that is a list of words it is the space between these.
-    """
-
-    format: str
-    encoding: str = "utf-8"
-    delimiter: str = "\t"
-    quoting: str = "none"
-    header: bool = True
-
-    @property
-    def options(self) -> dict[str, str | bool | None]:
-        """What ``CorpusOptions`` are given, for another file that is to be read likewise."""
-        mark, sheet = self.delimiter, self.format == "sheet"
-        option = {"sheet": None if mark == "\t" else mark} if sheet else {"delimiter": mark}
-        shared = ("format", "encoding", "quoting", "header")
-        return {**{name: getattr(self, name) for name in shared}, **option}
-
-
-Cell = str | None
-Span = tuple[int, int]
-"""First character of a word in its text, and the one after its last."""
-
-Content = tuple[tuple[Cell, ...], tuple[Span, ...] | None]
-"""The chosen cells of a record, and the spans of its words if they are marked."""
-
-
-class Row(NamedTuple):
-    """A readable record: its chosen cells, its position, and spans of words if they are marked."""
-
-    line: int | None
-    offset: int | None
-    length: int
-    cells: tuple[Cell, ...]
-    spans: tuple[Span, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """A record that is not embedded: reason in one word, detail for people, first bytes.
-
-    A reader knows where it stands; its number in the whole input, and the name of its file, are
-    added by who reads all files.
-    """
-
-    line: int | None
-    offset: int | None
-    length: int
-    reason: str
-    detail: str
-    excerpt: bytes
-    row: int = -1
-    file: str = ""
-
-    def to_json(self) -> str:
-        """One line for ``rejects.jsonl``; the excerpt is base64, since it may not be text."""
-        names = ("file", "row", "line", "offset", "length", "reason", "detail")
-        content = {name: getattr(self, name) for name in names}
-        content["excerpt_b64"] = b64encode(self.excerpt).decode("ascii")
-        return json.dumps(content, ensure_ascii=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRange:
-    """Records that follow each other: where the first one begins, and how many they are.
-
-    Reading begins there without what stands before it.
-    """
-
-    file: int = 0
-    row: int = -1  # number of the first in the corpus; -1 stands for no record
-    file_row: int = -1  # and in its file
-    line: int | None = None  # where it begins; a columnar file has neither lines nor bytes
-    offset: int | None = None
-    number: int = 0  # of the shard
-    last_row: int = -1
-    rows: int = 0
-
-
-class BadRecordError(Exception):
-    """An unreadable record: reason in one word, detail for people."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason, self.detail = reason, detail
-
-    @classmethod
-    def too_long(cls, lines: Sequence[Line]) -> Self:
-        """The error of a record over the limit."""
-        length, many = sum(line.length for line in lines), ""
-        if length <= MAX_RECORD_BYTES:
-            length += LINE_BYTES * len(lines)
-            many = f", {LINE_BYTES} of them counted for each of {len(lines)} lines"
-        detail = f"{length} bytes{many}; at most {MAX_RECORD_BYTES} are read"
-        return cls("record_too_long", detail)
-
-
-class Table(ABC):
-    """One open input file; ``blank`` counts the blank lines skipped so far."""
-
-    path: Path
-    columns: list[str]
-    notices: tuple[Message, ...] = ()  # about guesses, for the user
-    word_columns: tuple[str, ...] = ()  # with a list of a value for each word
-    open_ended: bool = False  # whether later records may have further columns
-    blank: int = 0
-
-    @property
-    @abstractmethod
-    def fraction(self) -> float:
-        """Progress in the file, 0 to 1."""
-
-    def close(self) -> None:  # noqa: B027 - a default
-        """Close the file."""
-
-    @abstractmethod
-    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
-        """Yield the chosen columns of every record; cells keep their literal form (``007``)."""
-
-    def seek(self, place: ShardRange) -> bool:
-        """Continue with the record at a place; ``False`` if only a whole file can be read."""
-        return False
-
-    def problem_of(self, name: str, *, role: str = "") -> str:
-        """Why the type of a column does not suit its role; empty if it does."""
-        return ""
-
-    def class_names(self, name: str) -> list[str]:
-        """Names that the file has for the numbers in a column; none where it has no such list."""
-        return []
-
-    def is_list(self, name: str) -> bool:
-        """True if the cells of a column are lists; as the text these are the words of a record."""
-        return False
-
-
-class TextTable(Table):
-    """A text file; a subclass defines its records."""
-
-    def __init__(self, path: Path, dialect: Dialect) -> None:
-        self.path, self._dialect = path, dialect
-        self._lines = Source(path, encoding=dialect.encoding)
-        self._encoding = self._lines.encoding  # the source may have transcoded the file
-        try:
-            self.columns = self._read_columns()
-        except BaseException:
-            self._lines.close()
-            raise
-
-    @abstractmethod
-    def _read_columns(self) -> list[str]:
-        """Read the names of the columns from the first lines."""
-
-    @abstractmethod
-    def _records(self) -> Iterator[tuple[Sequence[Line], Any]]:
-        """The lines of each record, and what is in them; nothing in a blank one."""
-
-    @abstractmethod
-    def _content(self, record: Any, places: Sequence[Any]) -> Content | None:
-        """The chosen cells of a record; ``None`` if its lines are as good as blank."""
-
-    def _places(self, names: Sequence[str]) -> Sequence[Any]:
-        """Where columns stand in a record: by default under their names."""
-        return names
-
-    def rows(self, names: Sequence[str]) -> Iterator[Row | Reject]:
-        """As in :class:`Table`."""
-        places = self._places(names)
-        for lines, record in self._records():
-            row = self._row_of(lines, record, places) if record else None
-            if row is None:
-                self.blank += len(lines) + self._lines.skip_blank()
-            else:
-                yield row
-
-    def _row_of(
-        self, lines: Sequence[Line], record: Any, places: Sequence[Any]
-    ) -> Row | Reject | None:
-        first, length = lines[0], sum(line.length for line in lines)
-        place = first.number, first.offset, length
-        try:
-            content = self._content(record, places)
-            return None if content is None else Row(*place, *content)
-        except BadRecordError as error:
-            reason, detail = error.reason, error.detail
-        except UnicodeDecodeError as error:
-            reason, detail = "invalid_encoding", f"{self._encoding}: {error.reason}"
-        return Reject(*place, reason, detail, first.data[:_EXCERPT])
-
-    @property
-    def fraction(self) -> float:
-        """Progress by bytes."""
-        return self._lines.fraction
-
-    def seek(self, place: ShardRange) -> bool:
-        """Continue with the record at a place; ``False`` for a packed file."""
-        return self._lines.seek(place)
-
-    def close(self) -> None:
-        """Close the file."""
-        self._lines.close()
-
-
 def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:
     """Raise a :class:`CorpusError` if most of the first records are in another encoding."""
     # half of them: a few bad rows are rejects, most of them a wrong option
     if bad * 2 > seen:
         raise CorpusError(f"{path}: {bad} of {seen} records are not {encoding}. {RIGHT_ENCODING}")
-
-
-def has_surrogate(text: str) -> bool:
-    """True if a text holds half of a surrogate pair, which cannot be written as UTF-8."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    return False
-
-
-def check_names(names: Sequence[str], path: Path) -> None:
-    """``CorpusError`` if two columns have the same name; any number may have none."""
-    first: dict[str, int] = {}  # linear, as files may have thousands of columns
-    for position, name in enumerate(names, 1):
-        if name and first.setdefault(name, position) < position:
-            problem = f"columns {first[name]} and {position} are both named {name[:100]!r}"
-            raise CorpusError(f"{path}: {problem}. Rename one.")

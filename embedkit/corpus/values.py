@@ -40,6 +40,15 @@ class NotText(str):
     __slots__ = ()
 
 
+def has_surrogate(text: str) -> bool:
+    """True if a text holds half of a surrogate pair, which cannot be written as UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
+
+
 def is_missing(value: object) -> bool:
     """True for None, NaN, NaT and NA of any library."""
     if value is None or value is np.ma.masked:

@@ -30,7 +30,7 @@ from embedkit.arguments import accepts, divided
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions
 from embedkit.corpus.records import CorpusReader, ReadCounts, Record
-from embedkit.corpus.sources import ShardRange
+from embedkit.corpus.tables import ShardRange
 from embedkit.dataset.format import MANIFEST, Manifest, Names, Receipt, Totals, read_manifest
 from embedkit.dataset.job import Existing, ShardReader, existing_dataset, open_job, totals_of
 from embedkit.dataset.planning import plan_extract

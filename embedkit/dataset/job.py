@@ -29,7 +29,7 @@ import pyarrow as pa
 from embedkit import storage
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.records import CorpusReader, ReadCounts, Record
-from embedkit.corpus.sources import Reject, ShardRange
+from embedkit.corpus.tables import Reject, ShardRange
 from embedkit.dataset.format import (
     TABLES,
     FileEntry,

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from embedkit.corpus.plan import CorpusPlan
 from embedkit.corpus.records import Record
-from embedkit.corpus.sources import ShardRange
+from embedkit.corpus.tables import ShardRange
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
 from embedkit.dataset.format import Receipt
 from embedkit.dataset.job import Job, JobFolder, ShardReader, check_environment

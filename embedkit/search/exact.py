@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, cached_property, partial
-from itertools import islice
+from itertools import combinations_with_replacement, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -687,25 +687,24 @@ def _near_pairs(
 ) -> tuple[Int64, Float32]:
     """Pairs ``(m, 2)`` of rows of length 1, the lower number first, and their cosines ``(m,)``."""
     pairs, cosines, count = [np.empty((0, 2), np.int64)], [np.empty(0, np.float32)], 0
-    tiles = -(-len(unit) // _PAIRS_TILE)
-    compared = steps(progress, "comparing", tiles * (tiles + 1) // 2, "blocks of pairs")
-    for top in range(0, len(unit), _PAIRS_TILE):
-        for left in range(top, len(unit), _PAIRS_TILE):
-            products = unit[top : top + _PAIRS_TILE] @ unit[left : left + _PAIRS_TILE].T
-            # of equal vectors the product is 1 but for the last bits of its sum
-            near = products >= threshold - 1e-6
-            # a tile on the diagonal has each pair twice, and each record with itself
-            rows, columns = np.nonzero(np.triu(near, 1) if top == left else near)
-            pairs.append(np.stack([rows + top, columns + left], axis=1))
-            cosines.append(np.minimum(products[rows, columns], 1))
-            count += len(rows)
-            compared()
-            if count > _MOST_PAIRS:
-                raise UsageError(
-                    f"more than {_MOST_PAIRS:,} pairs have a cosine of {threshold} or more. Choose "
-                    f"a higher one, or {Option('whitening', 'center')} where any two texts have a "
-                    "high cosine."
-                )
+    tiles = [*combinations_with_replacement(range(0, len(unit), _PAIRS_TILE), 2)]
+    compared = steps(progress, "comparing", len(tiles), "blocks of pairs")
+    for top, left in tiles:
+        products = unit[top : top + _PAIRS_TILE] @ unit[left : left + _PAIRS_TILE].T
+        # of equal vectors the product is 1 but for the last bits of its sum
+        near = products >= threshold - 1e-6
+        # a tile on the diagonal has each pair twice, and each record with itself
+        rows, columns = np.nonzero(np.triu(near, 1) if top == left else near)
+        pairs.append(np.stack([rows + top, columns + left], axis=1))
+        cosines.append(np.minimum(products[rows, columns], 1))
+        count += len(rows)
+        compared()
+        if count > _MOST_PAIRS:
+            raise UsageError(
+                f"more than {_MOST_PAIRS:,} pairs have a cosine of {threshold} or more. Choose a "
+                f"higher one, or {Option('whitening', 'center')} where any two texts have a high "
+                "cosine."
+            )
     return np.concatenate(pairs), np.concatenate(cosines)
 
 

@@ -96,7 +96,7 @@ def test_a_line_of_17_mb_is_rejected_and_reading_goes_on(folder: Folder, name: s
 
 
 def test_a_runaway_quote_costs_one_record(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("sources", "delimited"):
+    for module in ("sources", "tables"):
         monkeypatch.setattr(f"embedkit.corpus.{module}.MAX_RECORD_BYTES", 1_000)
     rows = "".join(f"{number},text of {number}\n" for number in range(3, 500))
     got = folder.read(f'id,text\n1,a\n2,"b\n{rows}', "corpus.csv")
@@ -107,11 +107,11 @@ def test_a_runaway_quote_costs_one_record(folder: Folder, monkeypatch: pytest.Mo
 
 def test_quotes_that_nothing_closes(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each line would read the rest of the file in vain."""
-    monkeypatch.setattr("embedkit.corpus.delimited._MOST_AGAIN", 2_000)
+    monkeypatch.setattr("embedkit.corpus.tables._MOST_AGAIN", 2_000)
     with pytest.raises(CorpusError, match="quoting='none'"):
         folder.read("text,note\n" + 'a","c\n' * 300, "corpus.csv")
     # some stray quotes, each of which reads to the next one, are no such file
-    monkeypatch.setattr("embedkit.corpus.delimited._MOST_AGAIN", 10_000)
+    monkeypatch.setattr("embedkit.corpus.tables._MOST_AGAIN", 10_000)
     rows = ["{0},{1}text of {0}\n".format(n, '"' * (n % 50 == 7)) for n in range(1_000)]
     got = folder.read("id,text\n" + "".join(rows), "corpus.csv")
     assert (len(got.texts), len(got.rejects)) == (980, 20)

@@ -24,7 +24,7 @@ import embedkit
 from embedkit.corpus.memory import input_files
 from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.corpus.sources import ShardRange
+from embedkit.corpus.tables import ShardRange
 from embedkit.dataset import extract, shards
 from embedkit.dataset.extract import ExtractResult
 from embedkit.dataset.format import Layout, Receipt
