@@ -29,7 +29,7 @@ import pyarrow as pa
 import embedkit
 from benchmarks.measure import describe, in_turn, table
 from embedkit.dataset.format import Names, Totals, is_dataset
-from embedkit.dataset.job import Existing, Job, open_job
+from embedkit.dataset.job import Job, JobFolder
 from embedkit.dataset.parquet import shard_bytes
 from embedkit.dataset.read import VectorData
 from embedkit.dataset.settings import JobSettings
@@ -134,8 +134,8 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
     )
     make_folder(folder.parent)
     started = time.perf_counter()
-    about: dict[str, Any] = {"existing": Existing(), "allow_env_change": True}
-    with open_job(folder, job, overwrite=True, **about) as target:
+    target = JobFolder(folder, job, overwrite=True, allow_env_change=True)
+    with target.opened():
         receipts = []
         for number, vectors in enumerate(draw(rows, width, seed=1)):
             first = number * SHARD_ROWS

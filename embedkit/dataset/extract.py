@@ -32,7 +32,7 @@ from embedkit.corpus.plan import CorpusOptions
 from embedkit.corpus.records import CorpusReader, ReadCounts, Record
 from embedkit.corpus.tables import ShardRange
 from embedkit.dataset.format import MANIFEST, Manifest, Names, Receipt, Totals, read_manifest
-from embedkit.dataset.job import Existing, ShardReader, existing_dataset, open_job, totals_of
+from embedkit.dataset.job import JobFolder, ShardReader, totals_of
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.reuse import OpenSource, reused_texts, source_of
 from embedkit.dataset.settings import ExtractOptions, VectorIdentity
@@ -156,15 +156,15 @@ def run_plan(
     progress: ProgressCallback = no_progress,
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
-    existing = existing_dataset(plan.out, plan.job, overwrite=overwrite)
+    folder = JobFolder(plan.out, plan.job, overwrite=overwrite, allow_env_change=allow_env_change)
     # complete, undamaged, of these settings: nothing to do, but an interrupted upload goes on below
-    if existing.damaged is not None and not existing.damaged:
+    if folder.look():
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
         paths = [reuse] if isinstance(reuse, str | os.PathLike) else reuse
         sources = [source_of(p, plan.job, any_environment=allow_env_change) for p in paths]
         plan = replace(plan, any_environment=allow_env_change, reuse=tuple(sources))
-        result = _make(plan, existing, progress, overwrite=overwrite)
+        result = _make(plan, folder, progress)
     if plan.address:
         # job.json comes first and claims the place, the manifest last and makes it a dataset
         upload(result.out, plan.address, last=MANIFEST, replace=overwrite)
@@ -172,20 +172,11 @@ def run_plan(
     return result
 
 
-def _make(
-    plan: ExtractPlan, existing: Existing, progress: ProgressCallback, *, overwrite: bool
-) -> ExtractResult:
+def _make(plan: ExtractPlan, folder: JobFolder, progress: ProgressCallback) -> ExtractResult:
     """The dataset in its folder, or parts of it."""
     started = time.monotonic()
     options = plan.options
-    with open_job(
-        plan.out,
-        plan.job,
-        overwrite=overwrite,
-        allow_env_change=plan.any_environment,
-        shared=options.part is not None,
-        existing=existing,
-    ) as folder:
+    with folder.opened(shared=options.part is not None):
         # the plan is read or made, and what earlier attempts finished is subtracted
         ranges, counts = folder.plan(plan.corpus, progress)
         folder.log("started")

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -104,42 +104,6 @@ def recorded_precision(out: Path) -> str:
     # a complete dataset comes first: a command that finds one compares itself with that one
     settings = _stored(Layout(out))[0] or _stored(Layout(storage.incomplete(out)))[0]
     return str(settings.get("vectors", {}).get("precision", "auto"))
-
-
-@contextmanager
-def open_job(
-    out: Path,
-    job: Job,
-    *,
-    overwrite: bool = False,
-    allow_env_change: bool = False,
-    shared: bool = False,
-    existing: Existing,
-) -> Iterator[JobFolder]:
-    """Begin or resume ``OUT.incomplete`` and hold its lock, which ``shared`` processes share."""
-    seen, damaged = existing
-    layout = Layout(storage.incomplete(out))
-    # before the folder is made, so that a refused command leaves nothing behind
-    if damaged is not None and not allow_env_change:
-        check_environment(out, _stored(Layout(out), damaged)[1], job.environment)
-    _refuse_foreign(layout.root)
-    with storage.begun(out, lambda: storage.check_unchanged(out, seen), shared=shared):
-        storage.make_folder(layout.private)
-        # two locks: workers of one job share the first, which keeps other jobs out; whoever begins
-        # the job holds the second for a moment, so that one of several processes writes job.json
-        with storage.exclusive(layout.private, wait=True):
-            if layout.job.is_file():
-                may = {"overwrite": overwrite, "allow_env_change": allow_env_change}
-                _check_same(layout, job, shared=shared, **may)
-            elif len([*layout.root.iterdir()]) > 1 or any(layout.private.iterdir()):
-                # a kill while another job was being emptied: what is left belongs to none
-                storage.empty_folder(layout.root)
-            # after the comparison, which may have emptied the folder, job.json included
-            for folder in (layout.private, layout.receipts, layout.root / "sentences"):
-                storage.make_folder(folder)
-            if not layout.job.is_file():
-                storage.write_durably(layout.job, to_json(job))
-        yield JobFolder(out, job, existing)
 
 
 ShardPlan = tuple[list[ShardRange], ReadCounts]
@@ -268,9 +232,101 @@ class JobFolder:
     ``damaged``, it begins with the other shards of the dataset, which it replaces.
     """
 
-    def __init__(self, out: Path, job: Job, existing: Existing | None = None) -> None:
+    def __init__(
+        self, out: Path, job: Job, *, overwrite: bool = False, allow_env_change: bool = False
+    ) -> None:
         self.layout, self._out, self.job = Layout(storage.incomplete(out)), out, job
-        self._seen, self._damaged = existing or Existing()
+        self._overwrite, self._any_environment = overwrite, allow_env_change
+        self._seen: storage.State = ()  # what stood at out when it was looked at
+        # messages by name of the file; None if there is no dataset, or if it is to be replaced
+        self._damaged: dict[str, str] | None = None
+
+    def look(self) -> bool:
+        """Look at what stands at ``out``; true if it is this dataset, and nothing is to be done.
+
+        The files of a dataset are compared with ``SHA256SUMS``.
+        """
+        out = self._out
+        # first, since a kill in a replacement may have left no output, or two
+        storage.finish_swap(out, is_dataset)
+        self._seen = storage.state_of(out)
+        if _is_free(out) or self._overwrite:
+            return False
+        try:
+            sums, damaged = storage.file_sums(out), dict[str, str]()
+        except DamagedError as error:
+            # the list itself is damaged: what its whole lines say of files still holds, and a file
+            # without one is made again
+            sums, damaged = storage.file_sums(out, torn=True), {storage.SUMS: str(error)}
+        for name in unlisted_files(out, sums):
+            if not _OURS.fullmatch(name):
+                problem = f"{out / name} is not of this dataset, and readers would take it for a"
+                remedy = f"Move it away, or replace all with {OVERWRITE}."
+                raise OutputExistsError(f"{problem} part. {remedy}")
+            # by the list, and not by its own name: what it says of the job still holds
+            damaged.setdefault(storage.SUMS, f"{name} is not in {storage.SUMS}")
+        damaged |= storage.differing_files(out, sums)
+        settings = self.job.settings
+        if differences := difference(_stored(Layout(out), damaged)[0], asdict(settings)):
+            grown: Option | str = ""
+            # a corpus that has grown is the usual reason, and need not cost all of its texts again
+            if "input." in differences and settings.storage.text:
+                use = "which encodes only the texts that it lacks"
+                grown = Option("reuse", out, before=" and ", after=f", {use}")
+            raise OutputExistsError(
+                f"{out} already exists with different settings. Pass another {Option('out')}, or "
+                f"replace it with {OVERWRITE}{grown}. It differs in:\n{differences}"
+            )
+        if damaged:
+            what, shown = count_text(len(damaged), "damaged file"), list(damaged.values())[:3]
+            logger.warning(f"making {what} of {out} again: {'; '.join(shown)}")
+        self._damaged = damaged
+        return not damaged
+
+    @contextmanager
+    def opened(self, *, shared: bool = False) -> Iterator[None]:
+        """Begin or resume ``OUT.incomplete`` with its lock, which ``shared`` processes share."""
+        layout, out, job = self.layout, self._out, self.job
+        # before the folder is made, so that a refused command leaves nothing behind
+        if self._damaged is not None and not self._any_environment:
+            before = _stored(Layout(out), self._damaged)[1]
+            check_environment(out, before, job.environment)
+        _refuse_foreign(layout.root)
+        with storage.begun(out, lambda: storage.check_unchanged(out, self._seen), shared=shared):
+            storage.make_folder(layout.private)
+            # two locks: workers of one job share the first, which keeps other jobs out; whoever
+            # begins the job holds the second for a moment, so that one of several processes writes
+            # job.json
+            with storage.exclusive(layout.private, wait=True):
+                if layout.job.is_file():
+                    self._check_same(shared=shared)
+                elif len([*layout.root.iterdir()]) > 1 or any(layout.private.iterdir()):
+                    # a kill while another job was being emptied: what is left belongs to none
+                    storage.empty_folder(layout.root)
+                # after the comparison, which may have emptied the folder, job.json included
+                for folder in (layout.private, layout.receipts, layout.root / "sentences"):
+                    storage.make_folder(folder)
+                if not layout.job.is_file():
+                    storage.write_durably(layout.job, to_json(job))
+            yield
+
+    def _check_same(self, *, shared: bool) -> None:
+        """Raise if an unfinished job is another one, unless it may be thrown away."""
+        root, (before, environment) = self.layout.root, _stored(self.layout)
+        settings = difference(before, asdict(self.job.settings))
+        # without overwrite nothing that cost time is thrown away, nor what other processes may work
+        # in
+        discards = not shared and (self._overwrite or _holds_nothing(self.layout))
+        if discards and (settings or difference(environment, self.job.environment)):
+            storage.empty_folder(root)
+        elif settings:
+            remedy: Option | str = "delete it" if shared else f"start over with {OVERWRITE}"
+            raise MismatchError(
+                f"{root} is an unfinished job with other input, model or settings. Pass another "
+                f"{Option('out')}, or {remedy}. It differs in:\n{settings}"
+            )
+        elif not self._any_environment:
+            check_environment(root, environment, self.job.environment)
 
     def plan(self, corpus: CorpusPlan, progress: ProgressCallback) -> ShardPlan:
         """The plan of the shards; the first process reads the corpus for it, others wait."""
@@ -417,72 +473,6 @@ class JobFolder:
 
 
 _OURS = re.compile(r"_embedkit/.*|\w+/part-\d{8}\.parquet")
-
-
-class Existing(NamedTuple):
-    """What stands at the place of a dataset, and messages about damaged files by their names.
-
-    These are ``None`` if there is no dataset, or if it is to be replaced.
-    """
-
-    seen: storage.State = ()
-    damaged: Mapping[str, str] | None = None
-
-
-def existing_dataset(out: Path, job: Job, *, overwrite: bool = False) -> Existing:
-    """What stands at ``out``: of a dataset the files are compared with ``SHA256SUMS``."""
-    # first, since a kill in a replacement may have left no output, or two
-    storage.finish_swap(out, is_dataset)
-    seen = storage.state_of(out)
-    if _is_free(out) or overwrite:
-        return Existing(seen)
-    try:
-        sums, damaged = storage.file_sums(out), dict[str, str]()
-    except DamagedError as error:
-        # the list itself is damaged: what its whole lines say of files still holds, and a file
-        # without one is made again
-        sums, damaged = storage.file_sums(out, torn=True), {storage.SUMS: str(error)}
-    for name in unlisted_files(out, sums):
-        if not _OURS.fullmatch(name):
-            problem = f"{out / name} is not of this dataset, and readers would take it for a part"
-            raise OutputExistsError(f"{problem}. Move it away, or replace all with {OVERWRITE}.")
-        # by the list, and not by its own name: what it says of the job still holds
-        damaged.setdefault(storage.SUMS, f"{name} is not in {storage.SUMS}")
-    damaged |= storage.differing_files(out, sums)
-    if differences := difference(_stored(Layout(out), damaged)[0], asdict(job.settings)):
-        grown: Option | str = ""
-        # a corpus that has grown is the usual reason, and need not cost all of its texts again
-        if "input." in differences and job.settings.storage.text:
-            use = "which encodes only the texts that it lacks"
-            grown = Option("reuse", out, before=" and ", after=f", {use}")
-        raise OutputExistsError(
-            f"{out} already exists with different settings. Pass another {Option('out')}, or "
-            f"replace it with {OVERWRITE}{grown}. It differs in:\n{differences}"
-        )
-    if damaged:
-        shown = "; ".join(list(damaged.values())[:3])
-        logger.warning(f"making {count_text(len(damaged), 'damaged file')} of {out} again: {shown}")
-    return Existing(seen, damaged)
-
-
-def _check_same(
-    layout: Layout, job: Job, *, shared: bool, overwrite: bool, allow_env_change: bool
-) -> None:
-    recorded = _stored(layout)
-    settings = difference(recorded[0], asdict(job.settings))
-    environment = difference(recorded[1], job.environment)
-    # without overwrite nothing that cost time is thrown away, nor what other processes may work in
-    discards = overwrite or _holds_nothing(layout)
-    if (settings or environment) and discards and not shared:
-        storage.empty_folder(layout.root)
-    elif settings:
-        remedy: Option | str = "delete it" if shared else f"start over with {OVERWRITE}"
-        raise MismatchError(
-            f"{layout.root} is an unfinished job with other input, model or settings. Pass another "
-            f"{Option('out')}, or {remedy}. It differs in:\n{settings}"
-        )
-    elif not allow_env_change:
-        check_environment(layout.root, recorded[1], job.environment)
 
 
 def check_environment(path: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 import embedkit
-from embedkit.dataset import extract as extract_module
+from embedkit.dataset.job import JobFolder
 from embedkit.dataset.shards import ExtractPlan, ShardMaker
 from embedkit.errors import LockedError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.index import open_index
@@ -205,14 +205,14 @@ def test_two_at_once_publish_what_they_name(tmp_path: Path, once_before: Any) ->
     for name, rows in (("old", OLD), ("nov", [*OLD, *NEW]), ("dec", OLD[:7])):
         tsv(tmp_path / f"{name}.tsv", rows)
     run(tmp_path / "old.tsv", out, **OPTIONS)
-    once_before(extract_module, "open_job", lambda: run(tmp_path / "nov.tsv", out, **again))
+    once_before(JobFolder, "opened", lambda: run(tmp_path / "nov.tsv", out, **again))
     with pytest.raises(LockedError, match="changed by another process"):
         run(tmp_path / "dec.tsv", out, **again)
     data = embedkit.load(out)
     assert data.manifest.names.inputs == (str(tmp_path / "nov.tsv"),)
     assert len(data) == 16
     assert embedkit.verify(out).ok
-    once_before(extract_module, "open_job", lambda: run(tmp_path / "old.tsv", out, **again))
+    once_before(JobFolder, "opened", lambda: run(tmp_path / "old.tsv", out, **again))
     with pytest.raises(MismatchError, match="changed meanwhile"):
         run(tmp_path / "dec.tsv", tmp_path / "new", reuse=out, **OPTIONS)
 

@@ -12,8 +12,8 @@ import pytest
 
 import embedkit
 from embedkit import storage
-from embedkit.dataset import extract as extract_module
 from embedkit.dataset import format as format_module
+from embedkit.dataset.job import JobFolder
 from embedkit.dataset.tables import TableReader
 from embedkit.errors import LockedError, OutputExistsError
 from embedkit.verification import verify
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 def test_a_dataset_is_not_made_twice(tmp_path: Path, once_before: Any) -> None:
     """The second command saw nothing there; it does not begin under the lock."""
     corpus = write_tsv(tmp_path / "c.tsv")
-    once_before(extract_module, "open_job", lambda: run(corpus, tmp_path / "out", layers="0"))
+    once_before(JobFolder, "opened", lambda: run(corpus, tmp_path / "out", layers="0"))
     with pytest.raises(LockedError, match="changed by another process"):
         run(corpus, tmp_path / "out")
     assert embedkit.load(tmp_path / "out").views == ("mean_0",)
