@@ -259,7 +259,7 @@ def exclusive(
     A :class:`LockedError` if another process holds it, unless both ask for a ``shared`` one; or
     ``wait`` until it is free. Also if something fails because another process has deleted the
     folder meanwhile: it is not the disk that fails then. Unless it may be left ``leave_empty``, a
-    folder in which nothing is after an error is removed.
+    folder in which nothing is after an error, or an empty :data:`UNFINISHED`, is removed.
     """
     try:
         # flock locks folders too, and what is open for reading; it needs no file beside, which a
@@ -293,6 +293,8 @@ def exclusive(
             # might be one that another process has begun meanwhile
             if not leave_empty:
                 with suppress(OSError):
+                    if [*path.iterdir()] == [path / UNFINISHED]:
+                        (path / UNFINISHED).rmdir()
                     path.rmdir()
             raise
     finally:
@@ -373,13 +375,10 @@ def free_bytes(path: Path) -> int:
 
 def _sync(descriptor: int) -> None:
     if sys.platform == "darwin":
-        # fsync of macOS leaves bytes in the drive's own cache
-        try:
+        # fsync of macOS leaves bytes in the drive's own cache, and is what remains where a file
+        # system, such as a network volume, has nothing else
+        with suppress(OSError):
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
-        except OSError as error:  # some file systems, such as network volumes, do not have it
-            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
-                raise
-        else:
             return
     os.fsync(descriptor)
 
@@ -561,13 +560,7 @@ def new_folder(
             remove(leftover)
         (begin or empty_folder)(work)
         make_folder(mark)
-        try:
-            yield work
-        except BaseException:
-            if [*work.glob("*")] == [mark]:  # nothing of this attempt is left to go on with
-                with suppress(OSError):
-                    mark.rmdir()
-            raise
+        yield work
         if sealed:
             seal(work)
         # the second look at what stands there: this block may have worked for hours
