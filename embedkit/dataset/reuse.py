@@ -157,17 +157,14 @@ class OpenSource:
         at = match(keys_of(candidates), self._keys)
         hits = np.flatnonzero(at >= 0)
         places = self._order[at[hits]]
-        names = [*self._names, *["fold"] * (folds is not None)]
-        stored = self.tables["sentences"].pick(places, names)
         # equal keys may be of texts that differ in case or white space, which have other vectors; a
         # text behind the first of its key is not found, and encoded again
+        cells = {name: [getattr(candidates[i], name) for i in hits] for name in self._names}
+        if folds is not None:  # the models of another fold give another vector
+            cells["fold"] = folds[texts[hits]].tolist()
         same = np.ones(len(hits), bool)
-        for number, i in enumerate(hits.tolist()):
-            record = candidates[i]
-            cells = [record.text, *[record.text_pair] * ("text_pair" in names)]
-            # the models of another fold give another vector
-            cells += [] if folds is None else [int(folds[texts[i]])]
-            same[number] = cells == [stored[name][number] for name in names]
+        for name, stored in self.tables["sentences"].pick(places, [*cells]).items():
+            same &= np.array(stored, object) == np.array(cells[name], object)
         # the same sentence may be divided into other words
         if self._marked:
             same[same] = self._same_words([candidates[i] for i in hits[same]], places[same])
