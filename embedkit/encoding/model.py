@@ -427,6 +427,7 @@ def load_module(
     config = checkpoint.built_config()
     # merging is a sum of products, which half precision would round; cast afterwards
     adapts = bool(checkpoint.adapter) and device != "meta"  # in full precision
+    problem = f"{checkpoint.transformer / 'config.json'} cannot be used"
     try:
         # another class comes second, after its encoder
         if kind.startswith("Auto"):
@@ -434,6 +435,7 @@ def load_module(
                 # of a configuration of its own, into which transformers writes
                 planned = getattr(transformers, kind).from_config(checkpoint.built_config())
             checkpoint.check_count(sum(weight.numel() for weight in planned.parameters()))
+        problem = "the weights cannot be loaded"
         with MAKING, quiet_transformers(), _without_adapter(checkpoint) as folder:
             model, report = getattr(transformers, kind).from_pretrained(
                 str(folder),
@@ -461,15 +463,9 @@ def load_module(
         # torch's message advises to load the file anyway
         if isinstance(error, UnpicklingError) and not adapts:
             reason = f"{checkpoint.weights[0]} is damaged, or holds other things than tensors"
-        problem = "the weights cannot be loaded"
-        try:
-            with torch.device("meta"):
-                transformers.AutoModel.from_config(config)
-        except Exception:  # without any weights, it is the configuration
-            problem = f"{checkpoint.transformer / 'config.json'} cannot be used"
-            # the error of a dictionary is its key alone, which is the value of ours
-            keys = [key for key, value in checkpoint.config.items() if repr(value) == reason]
-            reason = f"{keys[0]}={reason} is not known" if keys else reason
+        # the error of a dictionary is its key alone, which is the value of ours
+        keys = [key for key, value in checkpoint.config.items() if repr(value) == reason]
+        reason = f"{keys[0]}={reason} is not known" if keys else reason
         raise DamagedModelError(f"{checkpoint.name}: {problem} ({reason}).") from error
 
 
