@@ -83,7 +83,7 @@ class SeenRecords:
     def held_out(self) -> SeenRecords:
         """The same without the texts that every model was trained on: queries may be such texts."""
         fold_of = self._fold_of_key
-        kept = np.array([fold_of[key] != _TRAINED for key in self.text_key.tolist()], np.bool_)
+        kept = np.array([fold_of.get(key) != _TRAINED for key in self.text_key.tolist()], np.bool_)
         columns = {name: getattr(self, name)[kept] for name in ("row", "text_key", "fold")}
         return replace(self, **columns)
 
@@ -123,13 +123,13 @@ class SeenRecords:
 
     @cached_property
     def _fold_of_key(self) -> dict[int, int]:
+        """The fold of each text that is in one."""
         fold_of: dict[int, int] = {}
         for key, fold in zip(self.text_key.tolist(), self.fold.tolist(), strict=True):
-            before = fold_of.get(key, ALL_FOLDS)
             # no model was trained on a test set: of a text that is there too, the fold decides;
             # several folds of one text: no model can be said not to have seen it
-            fold = before if fold == ALL_FOLDS else fold
-            fold_of[key] = fold if before in (fold, ALL_FOLDS) else _TRAINED
+            if fold != ALL_FOLDS:
+                fold_of[key] = fold if fold_of.get(key, fold) == fold else _TRAINED
         return fold_of
 
 
