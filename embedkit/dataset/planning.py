@@ -88,9 +88,6 @@ def plan_extract(
     target = out_folder(out, paths, type(corpus).__name__)
     storage.check_place(target)
     with planned_corpus(corpus, reading) as plan:
-        for name in plan.keep:
-            if name in ("id", "text", "text_pair", "label") and getattr(plan, name) == name:
-                raise UsageError("it is stored under this name anyway. Leave it out.", keep=name)
         _check_kept(plan.keep, RESERVED)
         # without the sample, which would read all of a corpus to draw it
         if next(iter(CorpusReader(replace(plan, sample=None, min_chars=0))), None) is None:
@@ -266,4 +263,5 @@ def out_folder(out: str | Path | None, paths: Sequence[Path] | None, kind: str) 
 def _check_kept(keep: Sequence[str], reserved: Collection[str]) -> None:
     for name in keep:
         if name in reserved:
-            raise UsageError("embedkit writes such a column itself. Rename yours.", keep=name)
+            problem = "embedkit writes a column of this name itself. Leave it out, or rename it."
+            raise UsageError(problem, keep=name)

@@ -59,7 +59,7 @@ TOLD = [
     ("extract header.tsv", 2, "header.tsv has no records"),
     ("extract same.tsv --out same", 0, "39 records with an earlier id"),
     ("train rare --out m --folds 2 --task multilabel", 0, 'by --label-separator "|"'),
-    ("extract corpus.tsv --keep label", 2, "anyway. Leave it out."),
+    ("extract corpus.tsv --keep label", 2, "itself. Leave it out"),
     ("search rare good --where \"lable = '1'\"", 2, "--where \"lable = '1'\""),
     ("extract corpsu.tsv", 2, "'corpus.tsv'?"),
     ("extract corpus.tsv --keep a --keep b", 2, "--keep is given twice"),
