@@ -25,7 +25,6 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 import sys
 import threading
 import time
@@ -257,9 +256,8 @@ def exclusive(
     """Hold the lock of a folder or file; the kernel frees it at the end.
 
     A :class:`LockedError` if another process holds it, unless both ask for a ``shared`` one; or
-    ``wait`` until it is free. Also if something fails because another process has deleted the
-    folder meanwhile: it is not the disk that fails then. Unless it may be left ``leave_empty``, a
-    folder in which nothing is after an error, or an empty :data:`UNFINISHED`, is removed.
+    ``wait`` until it is free. Unless it may be left ``leave_empty``, a folder in which nothing is
+    after an error, or an empty :data:`UNFINISHED`, is removed.
     """
     try:
         # flock locks folders too, and what is open for reading; it needs no file beside, which a
@@ -283,14 +281,8 @@ def exclusive(
             raise StorageError(f"{problem}. Write to another one, and copy the result.") from error
         try:
             yield
-        except BaseException as error:
-            # a folder without links was deleted under us: what failed was not the disk
-            status = os.fstat(descriptor)
-            is_there = status.st_nlink or not stat.S_ISDIR(status.st_mode) or os.path.lexists(path)
-            if not is_there and isinstance(error, OSError | StorageError):
-                raise _locked(path) from error
-            # only now, or it would be taken for deleted by another process; and still locked, or it
-            # might be one that another process has begun meanwhile
+        except BaseException:
+            # still locked: else it might be one that another process has begun meanwhile
             if not leave_empty:
                 with suppress(OSError):
                     if [*path.iterdir()] == [path / UNFINISHED]:
