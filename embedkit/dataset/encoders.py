@@ -7,7 +7,7 @@ are an error, not a note.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -82,13 +82,8 @@ class DatasetEncoder:
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
         """``(n, width)`` float32: the views side by side, as the dataset would have stored them."""
-        parts = []
-        # once also without texts, since they have a matrix too, of no rows and the right width
-        for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
-            block = slice(start, start + _TEXTS_AT_ONCE)
-            views = self.views(texts[block], None if pairs is None else pairs[block])
-            parts.append(np.concatenate(list(views.values()), axis=1))
-        return np.concatenate(parts)
+        parts = (self.views(*part) for _, *part in _parts(texts, pairs))
+        return np.concatenate([np.concatenate([*views.values()], axis=1) for views in parts])
 
     def views(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Float32]:
         """``(n, width)`` float32 by name of the view; all texts at once, as one shard."""
@@ -101,13 +96,8 @@ class DatasetEncoder:
         """
         from embedkit.encoding.tables import joined  # which loads torch
 
-        parts = []
-        # once also without texts, so that there is a table to return
-        for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
-            block = slice(start, start + _TEXTS_AT_ONCE)
-            inside = None if spans is None else spans[block]
-            parts.append((start, self.views_and_words(texts[block], spans=inside)[1]))
-        return joined(parts)
+        parts = _parts(texts, spans)
+        return joined([(i, self.views_and_words(t, spans=s)[1]) for i, t, s in parts])
 
     def views_and_words(
         self,
@@ -164,6 +154,18 @@ class DatasetEncoder:
         tokens = self.encoder.tokenizer.encode(texts, pairs, settings=settings, **words)
         self.cut += int(tokens.cut.sum())
         return tokens
+
+
+def _parts(
+    texts: Sequence[str], beside: Sequence[Any] | None
+) -> Iterator[tuple[int, Sequence[str], Any]]:
+    """Texts that are encoded together: the number of the first, they, and what stands beside them.
+
+    Without texts there is an empty part, since they have a matrix or a table too.
+    """
+    for start in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
+        part = slice(start, start + _TEXTS_AT_ONCE)
+        yield start, texts[part], None if beside is None else beside[part]
 
 
 def encode_as(
