@@ -52,11 +52,10 @@ UNFINISHED = "_unfinished"
 is replaced; deleted last. Other readers skip it, since its name begins with an underscore."""
 
 
-# re-entrant, since a folder makes its parents first
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Numbers of errors where a disk, a quota or a file is full."""
 
-_MAKING = threading.RLock()
+_MAKING = threading.RLock()  # re-entrant, since a folder makes its parents first
 SUMS = "SHA256SUMS"
 CARD = "README.md"
 """The text for people in a folder. It is listed as every file is, but whoever adds a licence to it,
