@@ -551,7 +551,13 @@ def new_folder(
             remove(leftover)
         (begin or empty_folder)(work)
         make_folder(mark)
-        yield work
+        try:
+            yield work
+        except BaseException:
+            if begin in (None, empty_folder):  # nothing goes on with what is there
+                with suppress(OSError, StorageError):
+                    empty_folder(work)
+            raise
         if sealed:
             seal(work)
         # the second look at what stands there: this block may have worked for hours
