@@ -24,7 +24,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -224,7 +224,10 @@ def _tsne(
     # compiled code of openTSNE may end the process
     with ThreadPoolExecutor(1) as thread:
         try:
-            thread.submit(optimize).result()
+            layout = thread.submit(optimize)
+            while not wait([layout], 0.1).done:  # a wait without an end may sleep through a signal
+                pass
+            layout.result()
         finally:
             left.set()  # after an interrupt the thread ends with its round
     return np.asarray(embedding, np.float32)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from embedkit import storage
 from embedkit.arguments import accepts
-from embedkit.corpus.memory import stem_of
+from embedkit.corpus.memory import CorpusLike, paths_of, stem_of
 from embedkit.corpus.plan import spans_of
 from embedkit.corpus.readers import READERS
 from embedkit.dataset.format import Names, is_dataset, local_dataset
@@ -86,7 +86,7 @@ class RunResult(ShownFolder, Generic[_Predicted]):
 
 
 def free_out(
-    out: str | Path | None, source: object = None, *names: str, overwrite: bool = False
+    out: str | Path | None, source: CorpusLike = (), *names: str, overwrite: bool = False
 ) -> Path:
     """Return the folder of a run, once it is known that it can be written.
 
@@ -95,9 +95,9 @@ def free_out(
     """
     if out is None:
         # a table in memory has the name of its type, such as dataframe
-        stem = "input" if isinstance(source, str) else type(source).__name__.lower()
-        if isinstance(source, str | os.PathLike) and str(source) != "-":
-            stem = stem_of(source)
+        paths = paths_of(source)
+        stem = type(source).__name__.lower() if paths is None else stem_of(paths[0])
+        stem = "input" if stem == "-" else stem
         out = Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
     out = Path(out)
     # a crash between the two renames of a replacement leaves no folder of this name: that is

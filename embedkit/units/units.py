@@ -339,9 +339,7 @@ class Units:
             word_spans(text, marks=marks) if words is None or words.spans is None else words.spans
             for text, words in zip(self.column("text"), marked, strict=True)
         ]
-        labels = [
-            words.labels for words in marked if words is not None and words.labels is not None
-        ]
+        labels = [each.labels for each in marked if each is not None and each.labels is not None]
         # labels of all records or of none: the list has one for each word, after each other
         return self.words(spans, labels if len(labels) == len(self) else None)
 

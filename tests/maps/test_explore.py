@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,7 @@ def test_an_interrupt_does_not_reach_into_compiled_code() -> None:
     def after() -> None:
         if not rounds:
             os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(1)  # until the main thread has its turn
         rounds.append(threading.current_thread())
 
     near = layout.nearest_points(unit, layout.ATTRACTING)

@@ -70,23 +70,19 @@ def test_tf_idf_reads_a_corpus_without_vectors(tmp_path: Path, level: Any) -> No
     data = embedkit.extract(corpus, model=str(tiny_model()), words="mean", **of_words).out
     runs.append(embedkit.train(data, **given, out="stored"))
     assert runs[0].out == Path("runs/c-tfidf")
-    made = [(run.out / "predictions.parquet").read_bytes() for run in runs]
-    assert made[0] == made[1]
+    assert runs[0].to_frame().equals(runs[1].to_frame())
     first, second = (run.content for run in runs)
-    assert first.to_frame().equals(second.to_frame())
-    assert first.split == second.split
+    assert (first.split, first.dataset.reading) == (second.split, second.dataset.reading)
     assert (runs[0].rejected, runs[1].rejected) == (level == "sentence", 0)
-    assert first.dataset.reading == second.dataset.reading
-    runs.append(embedkit.train(data, level=level, out="vectors"))
-    assert len(embedkit.compare(runs).rows) > 3
+    vectors = embedkit.train(data, level=level, out="vectors")
+    assert len(embedkit.compare([*runs, vectors]).rows) > 3
+    made = [Path(run, "predictions.parquet").read_bytes() for run in runs]
+    assert made[0] == made[1]
     for source in (corpus, data):
-        outs = [
-            predict_file(run, source, out=tmp_path / f"{run.out.name}.tsv", overwrite=True)[0]
-            for run in runs[:2]
-        ]
-        assert outs[0] == outs[1] > 0
-        answers = [(tmp_path / f"{run.out.name}.tsv").read_bytes() for run in runs[:2]]
-        assert answers[0] == answers[1]
+        for run in runs:
+            predict_file(run, source, out=run.out / "answers.tsv", overwrite=True)
+        made = [Path(run, "answers.tsv").read_bytes() for run in runs]
+        assert made[0] == made[1]
 
 
 def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
