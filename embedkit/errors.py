@@ -70,7 +70,7 @@ class Option(NamedTuple):
     of: str = ""  # the function, if it is another one than that which is called
 
     def __str__(self) -> str:
-        value = "" if self.value is ... else repr(self.value)
+        value = "" if self.value is ... else f"{self.value!r:.500}"
         return f"{self.before}{self.name}={value}{self.after}"
 
     def __format__(self, spec: str) -> str:

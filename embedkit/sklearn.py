@@ -47,6 +47,13 @@ class _Vectors(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "n_features_out_")
         return np.array(self._names, dtype=object)
 
+    def __sklearn_tags__(self) -> Any:
+        # texts or ids, not a table of numbers: scikit-learn's checks skip what does not apply
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = True
+        tags.input_tags.two_d_array = False
+        return tags
+
 
 class StoredVectors(_Vectors):
     """Ids or row numbers → vectors of a dataset.
@@ -103,8 +110,15 @@ class StoredVectors(_Vectors):
         fingerprint = load(self.dataset).manifest.fingerprint
         data, index_of = _stored(os.fspath(self.dataset), view, self.by, fingerprint)
         values = _column(X)
-        # pandas reads ids such as 7 as numbers
-        keys = [str(x) for x in values] if self.by == "id" else [_row(x) for x in values]
+        keys: list[Any] = (
+            [_row(x) for x in values]
+            if self.by == "row"
+            else [
+                # pandas reads ids such as 7 as numbers, beside a missing one as 7.0
+                name if (name := str(x)) in index_of else text_of(plain(x))
+                for x in values
+            ]
+        )
         try:
             index = [index_of[key] for key in keys]
         except KeyError as error:
@@ -225,13 +239,6 @@ class TextEncoder(_Vectors):
         except sqlite3.DatabaseError as error:
             advice = "Delete it; it is made again."
             raise DamagedError(f"the cache {file} is damaged: {error}. {advice}") from error
-
-    def __sklearn_tags__(self) -> Any:
-        # texts, not a table of numbers: scikit-learn's checks skip what does not apply
-        tags = super().__sklearn_tags__()
-        tags.input_tags.string = True
-        tags.input_tags.two_d_array = False
-        return tags
 
     def _encoder(self) -> Any:
         # of a folder what is there now: its files may be replaced

@@ -158,6 +158,10 @@ def test_missing_views_and_ids_are_refused(data: Path, tmp_path: Path) -> None:
         StoredVectors(tmp_path / "twice").fit([]).transform(["x"])
     with pytest.raises(ValueError, match=r"1\.5; expected row numbers"):
         StoredVectors(data, by="row").fit([]).transform([1.5])
+    frame = pd.DataFrame({"text": ["a", "b"], "id": [7.0, 8.0]})  # as beside a missing one
+    made = run(frame, tmp_path / "numbers")
+    found = StoredVectors(made.out).fit([]).transform(frame[["id"]])
+    assert np.array_equal(found, embedkit.load(made.out).X)
     # numbers of rows are those of the input, and a dataset that was replaced is read again
     for texts in (["a", "", "b"], ["", "good movie", "a"]):
         made = run([{"text": text} for text in texts], tmp_path / "rows", overwrite=True)

@@ -143,12 +143,15 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
     cells = _cells(path, records)
     if "fold" not in cells:
         logger.warning(f"{path} has no column fold: that it had not seen the records is believed")
-    pairs = zip(cells.get("fold", ()), fold_names(records.fold), strict="fold" in cells)
-    if moved := [f"{theirs!r} instead of {ours!r}" for theirs, ours in pairs if theirs != ours]:
+    pairs = {*zip(cells.get("fold", ()), fold_names(records.fold), strict="fold" in cells)}
+    moved = [(theirs, ours) for theirs, ours in pairs if theirs != ours]
+    # a column of the corpus names folds in its own way: what counts is which records share one
+    same = all(len({*names}) == len(pairs) for names in zip(*pairs, strict=True))
+    if moved and (not same or "test" in chain.from_iterable(moved)):
+        theirs, ours = min(moved, key=str)
         raise MismatchError(
-            f"{path} has another fold than {first.path} for {len(moved)} of {len(records.row)} "
-            f"records, such as {moved[0]}. Predict each by a model that was trained without its "
-            "fold in split.parquet."
+            f"{path} has another fold than {first.path}, such as {theirs!r} instead of {ours!r}. "
+            "Predict each record by a model that was trained without its fold in split.parquet."
         )
     return LoadedRun(
         name,
@@ -188,9 +191,10 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
             each = f", proba_ of each class and no other ({', '.join(proba):.200}), or both"
             expected = f"y_pred{each if proba else ''}"
             lacking = "y_pred" if "id" in columns else "id"
+            quoted = " Quotes are read in a .csv." * any('"' in name for name in columns)
             raise UsageError(
                 f"{path}: expected the columns id, and {expected}; it has "
-                f"{', '.join(map(repr, columns)):.200}.{did_you_mean(lacking, columns)}"
+                f"{', '.join(map(repr, columns)):.200}.{quoted or did_you_mean(lacking, columns)}"
             )
         for name in ("id", *keep):
             if problem := table.problem_of(name):
@@ -247,8 +251,9 @@ def _predicted(
 
     def numbers(column: str) -> Float64:
         values = np.array([float_of(cell) for cell in cells[column]])
-        if count := int((~np.isfinite(values)).sum()):
-            raise UsageError(f"{path}: {count:,} values of {column} are not numbers.")
+        if bad := [cells[column][i] for i in np.flatnonzero(~np.isfinite(values))]:
+            problem = f"{len(bad):,} values of {column} are not numbers, such as {bad[0]!r}"
+            raise UsageError(f"{path}: {problem}.")
         return values
 
     classes = records.classes

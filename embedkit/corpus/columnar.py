@@ -13,6 +13,7 @@ import subprocess
 import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import dropwhile, islice
 from pathlib import Path
@@ -80,6 +81,9 @@ class _ColumnarTable(Table):
             advice = f"It is not a readable {self.title} file."
             raise unreadable(path, error, error=CorpusError, advice=advice) from error
         check_names(self.columns, path)
+        if name := _unstored_index(schema):
+            problem = f"{path}: of the index {name!r} pandas has stored start and step alone"
+            raise CorpusError(f"{problem}. Write frame.reset_index().")
 
     @abstractmethod
     def _open(self) -> pa.Schema:
@@ -115,7 +119,9 @@ class _ColumnarTable(Table):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
-            late = "; a date after the year 9999 has to be a text" * isinstance(error, ValueError)
+            late = "; a date after the year 9999 has to be a text" * isinstance(
+                error, OverflowError
+            )
             advice = f"Fetch it again{late}."
             raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
@@ -337,6 +343,15 @@ def _sheet_names(row: Sequence[Any]) -> list[str]:
     """The texts of the cells of a row up to its last one that is not empty."""
     names = [str(_sheet_cell(cell) or "") for cell in row]
     return names[: len(names) - next((i for i, name in enumerate(names[::-1]) if name), 0)]
+
+
+def _unstored_index(schema: pa.Schema) -> str:
+    """The name of an index of pandas that is no column, as a range is none; else empty."""
+    with suppress(ValueError, LookupError, TypeError, RecursionError):  # of another program
+        columns = json.loads((schema.metadata or {})[b"pandas"])["index_columns"]
+        ranges = [column["name"] for column in columns if isinstance(column, dict)]
+        return str(ranges[0] or "")
+    return ""
 
 
 def check_title(path: Path, widths: Sequence[int]) -> None:

@@ -381,7 +381,8 @@ class VectorData(Shown):
         """Write the vectors for other tools.
 
         ``npy`` is the matrix alone. ``csv`` has the columns too, the vectors as ``v0``, ``v1``, …
-        ``faiss`` is a flat index of inner products under the row numbers. What takes Arrow needs
+        ``faiss`` is a flat index of inner products under the row numbers, of words and tokens under
+        their positions, as in ``npy``. What takes Arrow needs
         no file: ``lance.write_dataset(pyarrow.table(data), "vectors.lance")``.
 
         Args:
@@ -473,7 +474,10 @@ def _to_faiss(data: VectorData, out: Path) -> None:
         # 2: vectors can be had back by their ids
         index = faiss.IndexIDMap2(faiss.IndexFlatIP(data.width))
         for table, vectors in _with_columns(data):
-            index.add_with_ids(vectors, table.column("row").to_numpy())
+            # words of a record share its row
+            place = index.ntotal + np.arange(len(vectors))
+            row = table.column("row").to_numpy()
+            index.add_with_ids(vectors, row if data.level == "sentence" else place)
         write_faiss(faiss, index, out)
 
 

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from pickle import UnpicklingError
@@ -49,6 +49,10 @@ from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, f
 from embedkit.scale import undisturbed
 
 logger = logging.getLogger(__name__)
+
+# a process that is forked, as by a server that loads before, has none of the threads of the first
+# one, for which it would wait for ever
+os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
 
 BATCH_TOKENS = {"int8": 1_024, "cpu": 2_048, "cuda": 65_536}
 """Tokens per batch by precision or device; on CPU few, so that activations stay in the cache, and
@@ -212,7 +216,6 @@ class Model:
         self.dtype: torch.dtype = weight.dtype
         # asked once: a look at a signature takes longer than a product of a short text
         self._takes_types = takes_segments(module)
-        self.process = os.getpid()
 
     @property
     def leaves_words(self) -> bool:

@@ -416,9 +416,13 @@ def fastest(plain: PlainModel) -> Model:
                             "attention runs sequence by sequence, which is slower"
                         )
                 # MKL divides so few rows by the columns of the weights, which leaves the sums of
-                # most widths as they were
-                short = _random(plain, [min(plain.checkpoint.positions, ROWS)])
-                packed.short_on_two = packed.one_thread and not _bits_differ(packed, short, 1, 2)
+                # most widths as they were; of narrow models it divides odd lengths otherwise
+                lengths = (
+                    min(plain.checkpoint.positions, longest) for longest in (ROWS, 13, 11, 7)
+                )
+                packed.short_on_two = packed.one_thread and not any(
+                    _bits_differ(packed, _random(plain, [length]), 1, 2) for length in lengths
+                )
                 return packed
             reason = f"differs from the plain one by {worst:.1e} on this machine"
         if kind != "runs":

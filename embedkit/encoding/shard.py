@@ -15,7 +15,6 @@ A batch for which memory does not suffice is halved, by sequences, until it fits
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -35,6 +34,7 @@ from embedkit.encoding.products import ROWS
 from embedkit.encoding.views import LayerSpec, ShardVectors, View
 from embedkit.encoding.windows import TokenizedTexts, ends_of, ranges
 from embedkit.errors import EncodeError
+from embedkit.machine import of_all_threads
 from embedkit.scale import undisturbed
 from embedkit.types import Bool, Float32, Int64
 
@@ -84,11 +84,6 @@ def queue_shard(
     model: Model, texts: TokenizedTexts, request: Request, batch_tokens: int, on_tokens: OnTokens
 ) -> PendingShard:
     """Send a shard to the device and queue its batches; on CPU they have run when it returns."""
-    if model.process != os.getpid():
-        # forked after the model was made: this process has none of the threads of that one, and
-        # would wait for them for ever
-        torch.set_num_threads(1)
-        model.process = os.getpid()
     shard = _Shard(model, texts, request, on_tokens)
     try:
         nbytes = shard.send()
@@ -108,6 +103,12 @@ def queue_shard(
         # ones
         launched = torch.cuda.current_stream(model.device).record_event()
     return PendingShard(nbytes, partial(shard.result, launched))
+
+
+@of_all_threads
+def _threads_kept() -> Callable[[], object]:
+    """As many threads of torch afterwards as before, for threads that begin then."""
+    return partial(torch.set_num_threads, torch.get_num_threads())
 
 
 class _Shard:
@@ -184,14 +185,19 @@ class _Shard:
         with ExitStack() as stack:
             run: Callable[..., Iterable[None]] = map
             if workers > 1 or model.one_thread:
-                # a thread takes the number that was set last, unless it has set one
-                # pushed first, hence called last: after the threads have ended
-                stack.callback(torch.set_num_threads, threads)
+                # entered first, hence left last: after the threads have ended
+                stack.enter_context(_threads_kept())
                 each = threads // workers
                 if model.one_thread:
                     short = len(batches) == 1 and self._begins[-1] <= ROWS
                     each = min(threads, 2) if short and model.short_on_two else 1
-                share = partial(torch.set_num_threads, each)
+
+                def share() -> None:
+                    # a thread takes what was set last in the process when it first asks, even
+                    # after it has set a number itself; so it asks before
+                    torch.get_num_threads()
+                    torch.set_num_threads(each)
+
                 run = stack.enter_context(ThreadPoolExecutor(workers, initializer=share)).map
             # map is lazy and the pool is not; both give results in the order of batches
             done = run(lambda batch: self._run(*batch), batches)

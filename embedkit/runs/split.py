@@ -424,6 +424,10 @@ def split_by_column(
     names = np.unique(marks[used])
     if not len(names):
         raise UsageError("every record is marked test, or has no label.", split=column)
+    # our own numbers of these; -1 is training alone in scikit-learn's PredefinedSplit
+    if marked := {"-1", "-2", "-3"} & {name.removesuffix(".0") for name in names.tolist()}:
+        problem = f"{min(marked)} is no fold, and may mean the test set, training or neither."
+        raise UsageError(f"{problem} Write test, or train and validation.", split=column)
     groups = same_text_groups(records.key, None, len(records))
     result = np.where(in_test, TEST, UNUSED)
     shuffled, kinds = len(names) == 1, np.char.lower(names).tolist()
@@ -585,10 +589,7 @@ def same_text_groups(
             # nan is what other programs write for no group: such records must not stick together
             has_value = value is not None and str(value).strip().lower() not in ("", "nan")
             to.append(first.setdefault(value, i) if has_value else i)
-    index = np.arange(count)
-    if not to:
-        return index
-    edges = np.tile(index, len(to) // count), np.array(to, np.int64)
+    edges = np.resize(np.arange(count), len(to)), np.array(to, np.int64)
     graph = coo_array((np.ones(len(to), bool), edges), shape=(count, count))
     _, component = connected_components(graph, directed=False)
     return np.asarray(component, np.int64)
@@ -602,9 +603,9 @@ def _records(
         return Units.of_dataset(VectorData.of(folder), group=group, label=label)
     # to the corpus the group is a column that is kept, and its errors say so; the user wrote group=
     keep = {group: "group"} if group else {}
-    options = replace(reading, label=label, keep=tuple(keep))
-    if reading.sample is not None:
-        options = replace(options, seed=seed)
+    # a seed without a sample changes nothing
+    drawn = seed if reading.sample is not None else 0
+    options = replace(reading, label=label, keep=tuple(keep), seed=drawn)
     with naming(keep):
         return Units.of_corpus(source, options)
 

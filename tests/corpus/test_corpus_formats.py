@@ -216,6 +216,17 @@ def test_a_workbook(folder: Folder, name: str, monkeypatch: pytest.MonkeyPatch) 
         read_files(folder.path / name)
 
 
+def test_what_pandas_and_python_cannot_give_back(folder: Folder) -> None:
+    frame = pd.DataFrame({"text": ["a", "b"]}, pd.RangeIndex(7, 9, name="id"))
+    frame.to_parquet(folder.path / "range.parquet")
+    with pytest.raises(CorpusError, match=r"index 'id' .* Write frame.reset_index"):
+        read_files(folder.path / "range.parquet")
+    days = pa.array([0, 3_000_000], pa.int32()).cast(pa.date32())  # of the year 10183
+    pq.write_table(pa.table({"text": ["a", "b"], "day": days}), folder.path / "late.parquet")
+    with pytest.raises(CorpusError, match="a date after the year 9999 has to be a text"):
+        read_files(folder.path / "late.parquet", keep=["day"])
+
+
 def test_a_sheet_is_named(folder: Folder) -> None:
     path = folder.path / "corpus.xlsx"
     with pd.ExcelWriter(str(path)) as writer:

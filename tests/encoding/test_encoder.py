@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ from embedkit.encoding.views import ShardVectors, View, parse_layers, parse_view
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import EncodeError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, distance, reweigh
-from tests.store_fixtures import run
+from tests.store_fixtures import run, tiny_model
 
 VIEWS = ("cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "cls_concat_0to1", "pooler")
 
@@ -404,6 +405,25 @@ def test_what_the_caller_has_switched_on_changes_nothing(tiny_bert: Path) -> Non
     assert np.array_equal(encoder.encode(texts), int8)
 
 
+def test_threads_share_an_encoder() -> None:
+    """A text has the bits that it has alone, and later threads as many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        encoder = Encoder(str(tiny_model()), device="cpu")
+        words = ["the", "movie", "was", "good", "bad", "a", "i", "it", "rain"]
+        texts = [" ".join(words[i % 5 : i % 5 + 1 + i % 9] * 2) for i in range(45)]
+        alone = np.stack([encoder.encode(text) for text in texts])
+        lists = [slice(i % 7, 45 - i % 11) for i in range(400)]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda part: encoder.encode(texts[part]), lists))
+        assert all(map(np.array_equal, found, (alone[part] for part in lists)))
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.get_num_threads).result() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_an_encoder_in_a_forked_process(tiny_bert: Path) -> None:
     """It has none of the threads of the process that has used the encoder before."""
     code = f"""import multiprocessing, numpy, torch, embedkit
@@ -411,8 +431,9 @@ torch.set_num_threads(2)
 texts = ["a b c d e f"] * 9 + ["g h"]
 encoder = embedkit.Encoder({str(tiny_bert)!r}, device="cpu")
 expected = encoder.encode(texts)
-def again(texts):
-    return encoder.encode(texts)
+def again(texts):  # also of a model that is loaded there
+    new = embedkit.Encoder({str(tiny_bert)!r}, device="cpu")
+    return numpy.concatenate([encoder.encode(texts[:4]), new.encode(texts[4:])])
 with multiprocessing.get_context("fork").Pool(1) as pool:
     assert numpy.array_equal(pool.apply_async(again, [texts]).get(60), expected)
 """

@@ -233,6 +233,10 @@ def test_vectors_for_other_tools(partly: Path, tmp_path: Path, to: str) -> None:
     else:
         index = faiss.read_index(str(out))
         found = np.stack([index.reconstruct(row) for row in data.row.tolist()])
+        folder = extract_tiny(data.text[:3], tmp_path / "words", words="mean").out
+        words = embedkit.load(folder, level="word")
+        index = faiss.read_index(str(words.export(tmp_path / "words.faiss", to=to)))
+        assert np.allclose(index.reconstruct_n(0, len(words)), words.X, rtol=1e-5)
     assert np.allclose(found, data.X, rtol=1e-5)
     assert embedkit.export(partly, out=out, to=to, overwrite=True) == out
     with pytest.raises(UsageError, match="to='xlsx'"):

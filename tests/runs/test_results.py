@@ -40,7 +40,7 @@ from tests import finetune_fixtures
 from tests.finetune_fixtures import callers_state, check_test_set, predictions, write_lines
 from tests.models import slow
 from tests.processes import command, invoke, succeed
-from tests.run_fixtures import train, units_with
+from tests.run_fixtures import train, units_with, write_frame
 from tests.store_fixtures import extract_tiny
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -286,6 +286,14 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
             assert (inside == np.where(np.array(marks[1:])[inside.index] == "a", "0", "1")).all()
     dealt = split_for(Units.of_dataset(embedkit.load(tmp_path / "dealt")), "part", folds=1, seed=0)
     assert (dealt.folds == 0).sum() == N * 2 // 15  # a fifth of those for training
+    # another tool has the names of the column
+    at = tmp_path / "run-named"
+    theirs = predictions(at).replace({"fold": {"0": "a", "1": "b"}})
+    file = write_frame(theirs[["id", "fold", "y_pred"]], tmp_path / "llm.csv")
+    assert len(embedkit.compare([at, file]).runs) == 2
+    write_frame(theirs.assign(fold=theirs["fold"].shift(fill_value="a")), file)
+    with pytest.raises(MismatchError, match="another fold"):
+        embedkit.compare([at, file])
     notes.clear()
     train(tmp_path / "named", out=tmp_path / "told", split="part")
     parts = pd.Series(np.arange(N) % 3)
@@ -301,6 +309,9 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
     corpus.write_text(corpus.read_text("utf-8").replace("\tTest\n", "\t\n"), "utf-8")
     with pytest.raises(UsageError, match="split='part': row 2 "):
         train(extract_tiny(corpus, tmp_path / "gaps", keep=["part"]), split="part")
+    corpus.write_text(corpus.read_text("utf-8").replace("\t\n", "\t-1.0\n"), "utf-8")
+    with pytest.raises(UsageError, match=r"split='part': -1 is no fold, .* Write test"):
+        train(extract_tiny(corpus, tmp_path / "ours", keep=["part"]), split="part")
 
 
 # predictions of new texts
