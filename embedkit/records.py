@@ -96,7 +96,10 @@ def from_json(kind: type[T], value: Any, *, file: Path, advice: str = MAKE_AGAIN
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         problem = first_line(error)
     if problem:
-        raise DamagedError(f"{file} is damaged: {problem.replace('$.', '')}. {advice}")
+        problem = problem.replace("$.", "")
+        raise DamagedError(
+            f"{file} is damaged, or of another version of embedkit: {problem}. {advice}"
+        )
     return record
 
 

@@ -288,6 +288,8 @@ class TextEncoder(_Vectors):
             str(encoder.model.device),
             encoder.checkpoint.prefix_or_own(self.prefix),
             self._unit,
+            # of a file another version or processor may have made; memory knows one of each
+            "" if self.cache == "memory" else _arithmetic(encoder),
         ]
         return hashlib.sha256(json.dumps(shaping).encode()).hexdigest()[:32]
 
@@ -298,6 +300,14 @@ def _loaded(model: str, _state: tuple[State, ...], **options: Any) -> Any:
     from embedkit.encoding.encoder import Encoder
 
     return Encoder(model, **options)
+
+
+@lru_cache(maxsize=2)
+def _arithmetic(encoder: Any) -> str:
+    """Hash of what the encoder makes of some texts."""
+    from embedkit.dataset.shards import arithmetic_of
+
+    return arithmetic_of(encoder)
 
 
 @lru_cache(maxsize=2)

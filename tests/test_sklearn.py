@@ -99,7 +99,9 @@ def test_the_default_vector_is_that_of_extract(tmp_path: Path, minilm: Encoder) 
     assert (np.abs(np.linalg.norm(whole, axis=1) - 1) > 0.1).all()
 
 
-def test_the_cache_is_keyed_by_all_that_shapes_a_vector(tmp_path: Path, calls_of: Any) -> None:
+def test_the_cache_is_keyed_by_all_that_shapes_a_vector(
+    tmp_path: Path, calls_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     texts = ["a", "good movie", "a", ""]
     plain = encoder(cache=None).fit(texts).transform(texts)
     cached = encoder(cache=tmp_path).fit(texts)
@@ -109,6 +111,10 @@ def test_the_cache_is_keyed_by_all_that_shapes_a_vector(tmp_path: Path, calls_of
     assert calls == []
     assert np.array_equal(cached.transform([*texts, "new"])[:4], plain)
     assert [list(call.arguments[1]) for call in calls] == [["new"]]
+    # the same folder on another processor, or in another version
+    monkeypatch.setattr("embedkit.sklearn._arithmetic", lambda _: "other")
+    assert np.array_equal(cached.transform(["good movie"]), plain[1:2])
+    assert len(calls) == 2
     changes: list[dict[str, Any]] = [{"view": "cls_-1"}, {"prefix": "q: "}, {"normalize": True}]
     for change in (*changes, {"max_length": 3}, {"precision": "bf16"}):
         other = encoder(cache=tmp_path, **change).fit(texts).transform(texts)

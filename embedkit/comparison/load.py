@@ -104,9 +104,11 @@ def read_runs(
                 f"{first.content.level}. Compare runs of one level."
             )
         if run.content.split.fingerprint != first.content.split.fingerprint:
+            advice = "Make one split (embedkit split) and give it to both with --split."
+            if run.content.split.source != first.content.split.source:
+                advice = "It is of other files: make both runs from the same, or the same frame."
             raise MismatchError(
-                f"{run.path} was made under another split than {first.path}. Make one split "
-                "(embedkit split) and give it to both with --split."
+                f"{run.path} was made under another split than {first.path}. {advice}"
             )
     # None for runs without a test set of their own; another sample of a file is another one
     tests = [(run.content.test_set, run.predictions) for run in runs if run.has_model]

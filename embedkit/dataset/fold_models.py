@@ -102,7 +102,8 @@ class SeenRecords:
         # only some of the files, or in another order: row numbers are others then
         if tuple(source) != self.source or differs.any():
             raise UsageError(
-                "the run was trained on other texts or files of this corpus. Pass the same files, "
+                "the run was trained on other texts or files of this corpus, or is of another "
+                "version of embedkit. Pass the same files, "
                 f"{Option('text')} and {Option('text_pair')} as for the run.",
                 model=self.run,
             )

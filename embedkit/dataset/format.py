@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from embedkit import storage
 from embedkit.corpus.readers import format_of_name
 from embedkit.dataset.settings import JobSettings, VectorIdentity
-from embedkit.errors import DamagedError, Option, UsageError, near_path
+from embedkit.errors import OVERWRITE, DamagedError, Option, UsageError, near_path
 from embedkit.records import Count, from_json, read_json
 from embedkit.remote import address_of, cache_folder, check_place, spelled, store_of
 from embedkit.types import AnyPath
@@ -312,7 +312,9 @@ def read_manifest(path: Path) -> Manifest:
     if file.is_file():
         try:
             storage.check_files(path, [MANIFEST], advice=_ADVICE)
-            return from_json(Manifest, read_json(file, advice=_ADVICE), file=file, advice=_ADVICE)
+            # its bytes are as they were written: the same command would be refused again
+            again = f"{_ADVICE.removesuffix('.')}, with {OVERWRITE}."
+            return from_json(Manifest, read_json(file, advice=_ADVICE), file=file, advice=again)
         except DamagedError:  # or the folder was replaced in between
             storage.check_unchanged(path, seen)
             raise
