@@ -133,7 +133,7 @@ def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDA
     keys = [p.keys[place] for p, place in zip(inner, places, strict=True)]
     # runs may have inner predictions for other records: all of a tuned estimator, the validation
     # records of a fine-tuned one
-    common = reduce(np.intersect1d, keys)
+    common = reduce(partial(np.intersect1d, assume_unique=True), keys)
     # predictions are ordered by key, also those of one fold, so that places can be searched
     places = [at[np.searchsorted(of, common)] for at, of in zip(places, keys, strict=True)]
     return [p.proba[at] for p, at in zip(inner, places, strict=True)], inner[0].y[places[0]]

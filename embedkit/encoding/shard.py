@@ -108,7 +108,9 @@ def queue_shard(
 @of_all_threads
 def _threads_kept() -> Callable[[], object]:
     """As many threads of torch afterwards as before, for threads that begin then."""
-    return partial(torch.set_num_threads, torch.get_num_threads())
+    # the number of the process is what a new thread has; this one may have begun beside a batch
+    with ThreadPoolExecutor(1) as new:
+        return partial(torch.set_num_threads, new.submit(torch.get_num_threads).result())
 
 
 class _Shard:
