@@ -33,8 +33,12 @@ pytestmark = pytest.mark.usefixtures("quick")
 N = 90
 
 
-def corpus_of(path: Path) -> Path:
-    """Texts of a few words that the tiny model tells apart; every ninth one is repeated."""
+@pytest.fixture(scope="module")
+def dataset(common: Path) -> Path:
+    """A dataset of several shards with a reject in the middle.
+
+    Its texts are of a few words that the tiny model tells apart; every ninth one is repeated.
+    """
     random = np.random.default_rng(5)
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "정말"]
     rows: list[tuple[str, str, str]] = []
@@ -45,13 +49,7 @@ def corpus_of(path: Path) -> Path:
             text = texts[i - 5]
         texts.append(text)
         rows.append((f"id{i}", "" if i == 40 else text, str(i % 3)))
-    return write_tsv(path, rows)
-
-
-@pytest.fixture(scope="module")
-def dataset(common: Path) -> Path:
-    """A dataset of several shards with a reject in the middle."""
-    corpus, pooling = corpus_of(common / "corpus.tsv"), ["cls", "mean"]
+    corpus, pooling = write_tsv(common / "corpus.tsv", rows), ["cls", "mean"]
     return extract_tiny(corpus, common / "data", layers="all", pooling=pooling, shard_rows=20).out
 
 
