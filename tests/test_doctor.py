@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import faiss
@@ -88,11 +89,8 @@ def test_the_command_line_sets_the_policy() -> None:
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
 def test_peak_memory_is_in_bytes(monkeypatch: pytest.MonkeyPatch, platform: str, unit: int) -> None:
-    class Usage:
-        ru_maxrss = 5_000_000
-
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(resource, "getrusage", lambda _: Usage)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=5_000_000))
     assert machine.peak_memory_bytes() == 5_000_000 * unit
     assert machine.maxrss_bytes(7) == 7 * unit
 
