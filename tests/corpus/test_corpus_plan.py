@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
 
 from embedkit.corpus.memory import InputFile, input_files
@@ -143,12 +141,6 @@ def test_spaces_around_a_name_count_only_where_the_column_has_them(folder: Folde
     assert folder.plan("ID, Text\n", "c.csv").text == " Text"
 
 
-def _parquet() -> bytes:
-    stream = io.BytesIO()
-    pq.write_table(pa.table({"text": ["a"], "label": [1]}), stream)
-    return stream.getvalue()
-
-
 @pytest.mark.parametrize(
     ("data", "kind", "texts"),
     [
@@ -156,7 +148,7 @@ def _parquet() -> bytes:
         (b"\n\nid\ttext\n1\ta\n", "tsv", ["a"]),
         (b'\n {"text": "a"}\n', "jsonl", ["a"]),
         (b'[\n  {"text": "a"}]\n', "jsonl", ["a"]),
-        (_parquet(), "parquet", ["a"]),
+        (pd.DataFrame({"text": ["a"], "label": [1]}).to_parquet(), "parquet", ["a"]),
         (b"", "lines", []),
     ],
 )
