@@ -26,9 +26,8 @@ from tests.store_fixtures import ROWS, extract_tiny, run, write_tsv
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def test_a_dataset_is_not_made_twice(tmp_path: Path, once_before: Any) -> None:
+def test_a_dataset_is_not_made_twice(corpus: Path, tmp_path: Path, once_before: Any) -> None:
     """The second command saw nothing there; it does not begin under the lock."""
-    corpus = write_tsv(tmp_path / "c.tsv")
     once_before(JobFolder, "opened", lambda: run(corpus, tmp_path / "out", layers="0"))
     with pytest.raises(LockedError, match="changed by another process"):
         run(corpus, tmp_path / "out")
