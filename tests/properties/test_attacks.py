@@ -320,8 +320,7 @@ def test_a_model_that_would_unpack_to_a_thousand_times_its_size(here: Path) -> N
     (here / "frozen/model/pipeline.safetensors").unlink()
     with zipfile.ZipFile(here / "frozen/model/pipeline.skops", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("schema.json", "{}")
-        packed.writestr("1.npy", bytes(100_000_000))
-        for number in range(2, 13):  # 1.2 GB
+        for number in range(1, 13):  # 1.2 GB
             packed.writestr(f"{number}.npy", bytes(100_000_000))
     seal(here / "frozen")
     refused("predict", "frozen", "--text", "a", cwd=here, told="much more than its size")
