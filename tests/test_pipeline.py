@@ -319,7 +319,6 @@ def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
 # the recipes of the project
 
 PRINTING = ("search", "words")  # leave no file, run every time
-RECIPES = sorted((ROOT / "pipelines").glob("*.toml"))
 QUICK = ("semantic_search", "word_senses")
 
 
@@ -370,7 +369,7 @@ NSMC = "\n".join(korean_reviews(80)).encode()
     "recipe",
     [
         pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem not in QUICK))
-        for path in RECIPES
+        for path in sorted((ROOT / "pipelines").glob("*.toml"))
     ],
 )
 def test_every_recipe_runs_on_a_stand_in(recipe: Path, tmp_path: Path, serve: Any) -> None:
