@@ -14,7 +14,7 @@ import pytest
 from embedkit.corpus.memory import InputFile, input_files
 from embedkit.errors import CorpusError, UsageError
 from embedkit.storage import file_sha256
-from tests.corpus_fixtures import Folder, plan_files, read_files
+from tests.corpus_fixtures import Folder, plan_files, read_corpus
 
 NO_FILES = {
     "rating_train.txt": r"ratings_train\.txt",  # its neighbour
@@ -83,7 +83,7 @@ def test_several_files_are_one_corpus(folder: Folder) -> None:
         folder.write("id\ttext\n", "b.tsv"),
         folder.write("\ufeffid\ttext\r\n\r\n1\tb\r\n", "c.tsv"),
     ]
-    got = read_files(*paths)
+    got = read_corpus(paths)
     assert [(r.row, r.file, r.line, r.text) for r in got.records] == [
         (0, 0, 2, "a"),
         (2, 2, 3, "b"),
@@ -186,7 +186,7 @@ ROWS = "text\tother\n" + "".join(f"text {i}\tx\n\tempty {i}\n" for i in range(20
 
 def test_a_sample_is_reproducible_by_its_seed(folder: Folder) -> None:
     path = folder.write(ROWS)
-    drawn = [read_files(path, sample=20, seed=seed) for seed in (7, 7, 8)]
+    drawn = [read_corpus(path, sample=20, seed=seed) for seed in (7, 7, 8)]
     rows = [[r.row for r in got.records] for got in drawn]
     assert rows[0] == rows[1] != rows[2]
     for got in drawn:
@@ -198,7 +198,7 @@ def test_a_sample_is_reproducible_by_its_seed(folder: Folder) -> None:
     assert plan_files(path, seed=7) == plan_files(path)
     got = folder.read("text\na\n배배\nabc\n👍👍\n", min_chars=2)
     assert [r.row for r in got.records] == [1, 2, 3]
-    got = read_files(folder.write(ROWS), sample=5, limit=20, min_chars=6, seed=1)
+    got = read_corpus(folder.write(ROWS), sample=5, limit=20, min_chars=6, seed=1)
     assert len(got.records) == 5
     assert max(r.row for r in got.records) < 20
     assert got.reader.counts.left_out == {"sample": 5, "limit": 380}
@@ -279,7 +279,7 @@ def test_each_file_has_its_own_format(folder: Folder) -> None:
         folder.write('{"text": "b"}\n', "2.jsonl"),
         folder.write("text\nc\n", "3.csv"),
     ]
-    got = read_files(*paths)
+    got = read_corpus(paths)
     assert got.texts == ["a", "b", "c"]
     with pytest.raises(CorpusError, match=r"4\.tsv has the columns id, text, but .*1\.txt"):
         plan_files(*paths, folder.write("id\ttext\n", "4.tsv"))
