@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import faiss
 import numpy as np
@@ -55,11 +56,7 @@ def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_problem_is_named_and_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (DamagedError("model.safetensors is damaged."), OSError("no torch here")):
-
-        def broken(_: str, error: Exception = error) -> Any:
-            raise error
-
-        monkeypatch.setattr(doctor, "_extract", broken)
+        monkeypatch.setattr(doctor, "_extract", Mock(side_effect=error))
         result = invoke("doctor")
         assert result.return_value == DamagedError.exit_code
         assert str(error) in result.stdout.splitlines()[0]
