@@ -44,10 +44,6 @@ def plan_files(*paths: Path, **options: Any) -> CorpusPlan:
     return plan_corpus([InputFile.of(path) for path in paths], CorpusOptions(**options))
 
 
-def read_files(*paths: Path, **options: Any) -> Outcome:
-    return read_corpus(paths, **options)
-
-
 def read_corpus(corpus: CorpusLike, **options: Any) -> Outcome:
     """Plan and read a corpus; the counts must add up, whatever it holds."""
     with input_files(corpus) as files:
@@ -76,7 +72,7 @@ class Folder:
         return path
 
     def read(self, data: bytes | str, name: str = "corpus.tsv", **options: Any) -> Outcome:
-        return read_files(self.write(data, name), **options)
+        return read_corpus(self.write(data, name), **options)
 
     def plan(self, data: bytes | str, name: str = "corpus.tsv", **options: Any) -> CorpusPlan:
         return plan_files(self.write(data, name), **options)

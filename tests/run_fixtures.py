@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from embedkit.runs.split import Split, SplitSettings, assign_folds
 from embedkit.storage import seal
 from embedkit.units.target import Target
 from embedkit.units.units import Units
+from tests.models import state
 
 SOURCE = ("ab" * 32,)
 Run = TypeVar("Run")
@@ -236,6 +236,5 @@ def write_frame(frame: pd.DataFrame, path: Path) -> Path:
 
 def edit_run(folder: Path, **changes: Any) -> None:
     """Change entries of ``run.json``."""
-    content = json.loads((folder / "run.json").read_text("utf-8"))
-    (folder / "run.json").write_text(json.dumps({**content, **changes}), "utf-8")
+    state(folder / "run.json", **changes)
     seal(folder)

@@ -77,10 +77,17 @@ def korean_reviews(count: int) -> list[str]:
     ]
 
 
-def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
-    """What ``save_pretrained`` writes for a BERT of 2 layers and width 16 with random weights."""
+@cache
+def tiny_model(*, pooler: bool = True, seed: int = 1) -> Path:
+    """Folder of a tiny checkpoint, built once and deleted when Python ends.
+
+    It is what ``save_pretrained`` writes for a BERT of 2 layers and width 16 with random weights.
+    """
     from transformers import BertConfig, BertModel, BertTokenizer
 
+    temporary = tempfile.mkdtemp(prefix="embedkit-tests-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    folder = Path(temporary, "tiny")
     names = dict.fromkeys(("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PIECES))
     vocab = {piece: number for number, piece in enumerate(names)}
     tokenizer = BertTokenizer(vocab=vocab, do_lower_case=False, model_max_length=24)
@@ -97,14 +104,6 @@ def build_tiny(folder: Path, *, pooler: bool = True, seed: int = 1) -> Path:
     )
     BertModel(config, add_pooling_layer=pooler).save_pretrained(folder)
     return folder
-
-
-@cache
-def tiny_model(*, pooler: bool = True, seed: int = 1) -> Path:
-    """Folder of a tiny checkpoint, built once and deleted when Python ends."""
-    folder = Path(tempfile.mkdtemp(prefix="embedkit-tests-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return build_tiny(folder / "tiny", pooler=pooler, seed=seed)
 
 
 _BEGIN = Encoder.__init__

@@ -38,7 +38,7 @@ from embedkit.types import AnyPath
 from tests.processes import ROOT, invoke
 from tests.properties.test_architecture import FILES
 from tests.run_fixtures import edit_run, split_of
-from tests.store_fixtures import run, write_tsv
+from tests.store_fixtures import run
 
 BY_USE = {"test", "head", "label"}
 """Tables and classes, which are judged where they are used."""
@@ -159,9 +159,8 @@ def test_nothing_is_written_that_the_reader_refuses() -> None:
     assert json.loads(to_json(Cost(fit_seconds=float("nan"))))["fit_seconds"] is None
 
 
-def test_verify_and_info_agree(tmp_path: Path) -> None:
-    write_tsv(tmp_path / "c.tsv")
-    data = run(tmp_path / "c.tsv", tmp_path / "data").out
+def test_verify_and_info_agree(corpus: Path, tmp_path: Path) -> None:
+    data = run(corpus, tmp_path / "data").out
     made = embedkit.train(data, out=tmp_path / "run", folds=2, tune=False).out
     assert embedkit.verify(made).ok
     split = json.loads((made / "run.json").read_text("utf-8"))["split"]

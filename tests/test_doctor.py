@@ -8,7 +8,9 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import faiss
 import numpy as np
@@ -54,11 +56,7 @@ def test_a_busy_machine_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_problem_is_named_and_sets_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (DamagedError("model.safetensors is damaged."), OSError("no torch here")):
-
-        def broken(_: str, error: Exception = error) -> Any:
-            raise error
-
-        monkeypatch.setattr(doctor, "_extract", broken)
+        monkeypatch.setattr(doctor, "_extract", Mock(side_effect=error))
         result = invoke("doctor")
         assert result.return_value == DamagedError.exit_code
         assert str(error) in result.stdout.splitlines()[0]
@@ -88,11 +86,8 @@ def test_the_command_line_sets_the_policy() -> None:
 
 @pytest.mark.parametrize(("platform", "unit"), [("linux", 1024), ("darwin", 1)])
 def test_peak_memory_is_in_bytes(monkeypatch: pytest.MonkeyPatch, platform: str, unit: int) -> None:
-    class Usage:
-        ru_maxrss = 5_000_000
-
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(resource, "getrusage", lambda _: Usage)
+    monkeypatch.setattr(resource, "getrusage", lambda _: SimpleNamespace(ru_maxrss=5_000_000))
     assert machine.peak_memory_bytes() == 5_000_000 * unit
     assert machine.maxrss_bytes(7) == 7 * unit
 

@@ -22,13 +22,6 @@ FIRST = RANDOM.normal(size=(60, 7)) + 3
 SECOND = (FIRST @ RANDOM.normal(size=(7, 12)) + RANDOM.normal(size=(60, 12))).astype(np.float32)
 
 
-def gram_cka(a: Float64, b: Float64) -> float:
-    """The definition by the Gram matrices of records, centred on both sides."""
-    centring = np.eye(len(a)) - 1 / len(a)
-    mine, theirs = (centring @ x @ x.T @ centring for x in (a, b))
-    return float((mine * theirs).sum() / np.sqrt((mine**2).sum() * (theirs**2).sum()))
-
-
 def true_neighbours(X: Float64, k: int) -> list[set[int]]:
     """The nearest others of each record, as scikit-learn finds them."""
     search = NearestNeighbors(n_neighbors=k, metric="cosine").fit(X)
@@ -37,7 +30,11 @@ def true_neighbours(X: Float64, k: int) -> list[set[int]]:
 
 def test_both_equal_their_definitions() -> None:
     doubled = SECOND.astype(np.float64)
-    assert linear_cka(FIRST, SECOND) == pytest.approx(gram_cka(FIRST, doubled), rel=1e-12)
+    # by the Gram matrices of records, centred on both sides
+    centring = np.eye(60) - 1 / 60
+    first, second = (centring @ x @ x.T @ centring for x in (FIRST, doubled))
+    expected = (first * second).sum() / np.sqrt((first**2).sum() * (second**2).sum())
+    assert linear_cka(FIRST, SECOND) == pytest.approx(expected, rel=1e-12)
     pairs = zip(true_neighbours(FIRST, 10), true_neighbours(doubled, 10), strict=True)
     shared = [len(mine & theirs) / 10 for mine, theirs in pairs]
     assert shared_neighbours(nearest_rows(FIRST), nearest_rows(SECOND)).tolist() == shared

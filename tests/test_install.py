@@ -65,9 +65,8 @@ def test_the_image_copies_files_and_installs_extras_that_exist() -> None:
     copied = set(" ".join(re.findall(r"^COPY (?!--)(.*) \S+$", text, re.MULTILINE)).split())
     assert copied == kept
     assert all((ROOT / name).exists() for name in copied)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     assert {*re.search(r"\[(\w+(?:,\w+)*)\]\"", text)[1].split(",")} <= {  # type: ignore[index]
-        *project["optional-dependencies"]
+        *PROJECT["optional-dependencies"]
     }
 
 

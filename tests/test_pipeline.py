@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -133,12 +134,8 @@ def test_only_what_a_stage_has_written_makes_way(tmp_path: Path) -> None:
     assert reasons(tmp_path, "q=z", text=search, call=lambda _: 2) == ["its settings changed"]
     assert (tmp_path / "page").read_text() == str(len(seen))
     # and one that was killed is no obstacle
-
-    def killed(_: Sequence[str]) -> int:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        reasons(tmp_path, "q=z", text=search, call=killed)
+        reasons(tmp_path, "q=z", text=search, call=Mock(side_effect=KeyboardInterrupt))
     assert (tmp_path / "page").read_text() == str(len(seen))
     (tmp_path / "page").rename(tmp_path / ".page.before")  # as kill -9 leaves it
     for query in "zy":
@@ -322,7 +319,6 @@ def test_fetch_wants_an_address_and_a_hash(tmp_path: Path) -> None:
 # the recipes of the project
 
 PRINTING = ("search", "words")  # leave no file, run every time
-RECIPES = sorted((ROOT / "pipelines").glob("*.toml"))
 QUICK = ("semantic_search", "word_senses")
 
 
@@ -373,7 +369,7 @@ NSMC = "\n".join(korean_reviews(80)).encode()
     "recipe",
     [
         pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem not in QUICK))
-        for path in RECIPES
+        for path in sorted((ROOT / "pipelines").glob("*.toml"))
     ],
 )
 def test_every_recipe_runs_on_a_stand_in(recipe: Path, tmp_path: Path, serve: Any) -> None:

@@ -59,14 +59,9 @@ def test_what_somebody_keeps_in_the_place_of_work_stays(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_two_processes_make_one_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Path.mkdir
-
-    def late(self: Path, **options: Any) -> None:
-        real(self)  # of another process, between the look and the step
-        real(self, **options)
-
-    monkeypatch.setattr(Path, "mkdir", late)
+def test_two_processes_make_one_folder(tmp_path: Path, once_before: Any) -> None:
+    # of another process, between the look and the step
+    once_before(Path, "mkdir", (tmp_path / "x").mkdir)
     storage.make_folder(tmp_path / "x")
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="file where a folder is needed"):
@@ -116,8 +111,7 @@ with exclusive(Path(sys.argv[1])):
 
 def test_one_process_holds_a_folder_until_it_is_killed(tmp_path: Path) -> None:
     line = [sys.executable, "-c", HOLD, str(tmp_path)]
-    holder = subprocess.Popen(line, stdout=subprocess.PIPE, env=environment())
-    assert holder.stdout is not None
+    holder: Any = subprocess.Popen(line, stdout=subprocess.PIPE, env=environment())
     try:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(LockedError, match="another process") as caught:

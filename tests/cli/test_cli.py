@@ -31,14 +31,12 @@ from tests.store_fixtures import (
     write_tsv,
 )
 
-CLEAN = [row for row in ROWS if row[1].strip()]
-
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> Path:
     """A working folder with corpus.tsv (three rejects) and clean.tsv (none)."""
     write_tsv(tmp_path / "corpus.tsv")
-    write_tsv(tmp_path / "clean.tsv", CLEAN)
+    write_tsv(tmp_path / "clean.tsv", [row for row in ROWS if row[1].strip()])
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("embedkit.dataset.extract._LEAST_SECONDS", 0.01)
     monkeypatch.setattr("embedkit.dataset.planning._shard_rows", lambda *_: 3)

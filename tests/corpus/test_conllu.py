@@ -50,13 +50,8 @@ def lines_of(sentence: Sequence[Word], *, with_text: bool) -> list[str]:
 
 @given(SENTENCES, st.booleans(), st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_words_are_the_forms_and_lie_in_the_text_in_order(
-    tmp_path_factory: pytest.TempPathFactory,
-    given_: list[list[Word]],
-    with_text: bool,
-    end: str,
-    last_newline: bool,
+    folder: Folder, given_: list[list[Word]], with_text: bool, end: str, last_newline: bool
 ) -> None:
-    folder = Folder(tmp_path_factory.mktemp("conllu"))
     blocks = [end.join(lines_of(one, with_text=with_text)) for one in given_]
     data = (end * 2).join(blocks) + end * last_newline
     found = folder.read(data, "some.conllu", word_label="upos")
@@ -74,10 +69,7 @@ LINES = ["", "# text = a b", "# x", "1\ta", "\ufeff", row(3, "c"), *NODES]
 
 
 @given(st.lists(st.sampled_from(LINES), max_size=14))
-def test_every_block_is_counted_once_whatever_it_holds(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[str]
-) -> None:
-    folder = Folder(tmp_path_factory.mktemp("conllu"))
+def test_every_block_is_counted_once_whatever_it_holds(folder: Folder, lines: list[str]) -> None:
     blocks = [one for one in re.split(r"\n[ \n]*\n", "\n".join(["", *lines, ""])) if one.strip()]
     try:
         found = read(folder, "", *lines)

@@ -22,7 +22,7 @@ import pytest
 
 from embedkit.corpus.sources import MAX_RECORD_BYTES
 from embedkit.errors import CorpusError, UsageError
-from tests.corpus_fixtures import Folder, read_files
+from tests.corpus_fixtures import Folder, read_corpus
 
 
 def test_carriage_returns_alone_are_refused(folder: Folder) -> None:
@@ -41,7 +41,7 @@ def test_either_text_of_a_pair_may_not_be_empty(folder: Folder) -> None:
 
 def test_a_carriage_return_at_the_end_of_a_text_stays(folder: Folder) -> None:
     path = folder.write(b"id\ttext\n0\ta\r\r\n1\tb\r\n2\tc\n")
-    assert read_files(path).texts == ["a\r", "b", "c"]
+    assert read_corpus(path).texts == ["a\r", "b", "c"]
 
 
 def test_tsv_takes_quotes_literally_and_counts_them(folder: Folder) -> None:
@@ -154,8 +154,8 @@ def test_byte_order_marks_are_dropped_from_every_file(folder: Folder, name: str)
     head, line = FORMS[name]
     data = "\ufeff" + head + line.format(1, "\ufeffa")
     paths = [folder.write(data, f"{i}-{name}") for i in range(2)]
-    assert read_files(*paths).texts == ["\ufeffa"] * 2
-    assert read_files(*paths, encoding="utf-8-sig").texts == ["\ufeffa"] * 2
+    assert read_corpus(paths).texts == ["\ufeffa"] * 2
+    assert read_corpus(paths, encoding="utf-8-sig").texts == ["\ufeffa"] * 2
 
 
 BAD_UTF8 = [b"\xff", b"\xb9\xe8", b"\xeb\xb0", b"\xed\xa0\xbd", b"\xc0\xaf", b"\xf4\x90\x80\x80"]
@@ -278,7 +278,7 @@ def test_real_tables_are_what_pandas_reads(corpora: Path, name: str) -> None:
     files = sorted(file for file in (corpora / name).iterdir() if file.suffix in (".tsv", ".txt"))
     for file in files:
         frame = pd.read_csv(file, **settings)
-        got = read_files(file, text=text, label=label, quoting=quoting)
+        got = read_corpus(file, text=text, label=label, quoting=quoting)
         assert len(got.records) + len(got.rejects) == len(frame)
         assert {r.reason for r in got.rejects} <= {"empty_text"}
         rows = frame.loc[[record.row for record in got.records]]
@@ -293,4 +293,4 @@ def test_real_treebanks_are_the_sentences_that_they_state(corpora: Path) -> None
     for file in files:
         lines = file.read_text("utf-8").splitlines()
         stated = [line.removeprefix("# text = ") for line in lines if line.startswith("# text = ")]
-        assert read_files(file).texts == stated
+        assert read_corpus(file).texts == stated

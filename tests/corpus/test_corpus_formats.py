@@ -19,7 +19,7 @@ import pytest
 from pyarrow import feather
 
 from embedkit.errors import CorpusError
-from tests.corpus_fixtures import Folder, Outcome, read_files
+from tests.corpus_fixtures import Folder, Outcome, read_corpus
 
 BAD_JSON = {
     '{"text": "a", "x": nan}': "bad_json",
@@ -180,7 +180,7 @@ def columnar(request: pytest.FixtureRequest, folder: Folder) -> Callable[..., Ou
     def read(options: Mapping[str, Any] | None = None, **columns: Any) -> Outcome:
         path = folder.path / request.param
         WRITERS[request.param](pa.table(columns), path)
-        return read_files(path, **(options or {}))
+        return read_corpus(path, **(options or {}))
 
     return read
 
@@ -200,7 +200,7 @@ def test_a_workbook(folder: Folder, name: str, monkeypatch: pytest.MonkeyPatch) 
     frame.loc[4] = [10, "b", datetime.date(2020, 1, 2)]
     with pd.ExcelWriter(str(folder.path / name)) as writer:
         frame.to_excel(writer, index=False, startrow=1)
-    got = read_files(folder.path / name, keep=["score"])
+    got = read_corpus(folder.path / name, keep=["score"])
     assert [(r.line, r.id, r.text, r.kept[0]) for r in got.records] == [
         (3, "7", "배\n타고", "1.5"),
         (5, "9", "a", "3"),
@@ -210,21 +210,21 @@ def test_a_workbook(folder: Folder, name: str, monkeypatch: pytest.MonkeyPatch) 
     assert got.reader.counts.blank_lines == 1
     (folder.path / name).write_bytes(b"PK\x03\x04 none")
     with pytest.raises(CorpusError, match=name):
-        read_files(folder.path / name)
+        read_corpus(folder.path / name)
     monkeypatch.setitem(sys.modules, "python_calamine", None)
     with pytest.raises(CorpusError, match="python-calamine"):
-        read_files(folder.path / name)
+        read_corpus(folder.path / name)
 
 
 def test_what_pandas_and_python_cannot_give_back(folder: Folder) -> None:
     frame = pd.DataFrame({"text": ["a", "b"]}, pd.RangeIndex(7, 9, name="id"))
     frame.to_parquet(folder.path / "range.parquet")
     with pytest.raises(CorpusError, match=r"index 'id' .* Write frame.reset_index"):
-        read_files(folder.path / "range.parquet")
+        read_corpus(folder.path / "range.parquet")
     days = pa.array([0, 3_000_000], pa.int32()).cast(pa.date32())  # of the year 10183
     pq.write_table(pa.table({"text": ["a", "b"], "day": days}), folder.path / "late.parquet")
     with pytest.raises(CorpusError, match="a date after the year 9999 has to be a text"):
-        read_files(folder.path / "late.parquet", keep=["day"])
+        read_corpus(folder.path / "late.parquet", keep=["day"])
 
 
 def test_a_sheet_is_named(folder: Folder) -> None:
@@ -235,24 +235,24 @@ def test_a_sheet_is_named(folder: Folder) -> None:
         titled = pd.DataFrame({"id": [1, 2], "text": ["a", "b"]})
         titled.to_excel(writer, sheet_name="title", index=False, startrow=1)
         writer.sheets["title"]["A1"] = "Reviews of 2020"
-    got = read_files(path)
+    got = read_corpus(path)
     assert got.texts == ["a notice"]
     assert "'about', 'data', 'title' (choose another with sheet=)" in got.reader.plan.notices[0]
-    got = read_files(path, sheet="data")
+    got = read_corpus(path, sheet="data")
     assert got.texts == ["a", "b"]
-    assert read_files(path, sheet="data", header=False, text=0).texts == ["text", "a", "b"]
+    assert read_corpus(path, sheet="data", header=False, text=0).texts == ["text", "a", "b"]
     assert not [notice for notice in got.reader.plan.notices if "sheet" in notice]
     # another file is read likewise: by the options that the dialect stands for
-    assert read_files(path, **got.reader.plan.options).texts == ["a", "b"]
-    assert read_files(path, **read_files(path).reader.plan.options).texts == ["a notice"]
+    assert read_corpus(path, **got.reader.plan.options).texts == ["a", "b"]
+    assert read_corpus(path, **read_corpus(path).reader.plan.options).texts == ["a notice"]
     with pytest.raises(CorpusError, match=r"one cell, and the next have 2. Remove a title"):
-        read_files(path, sheet="title")
+        read_corpus(path, sheet="title")
     with pytest.raises(CorpusError, match=r"sheet='dat': .* Did you mean 'data'"):
-        read_files(path, sheet="dat")
+        read_corpus(path, sheet="dat")
     (folder.path / "corpus.csv").write_bytes(path.read_bytes())
     with pytest.raises(CorpusError, match=r"if it is a workbook, read it with format='sheet'"):
-        read_files(folder.path / "corpus.csv")
-    assert read_files(folder.path / "corpus.csv", format="sheet", sheet="data").texts == ["a", "b"]
+        read_corpus(folder.path / "corpus.csv")
+    assert read_corpus(folder.path / "corpus.csv", format="sheet", sheet="data").texts == ["a", "b"]
 
 
 STRINGS = {
@@ -272,7 +272,7 @@ def test_lists_of_categories_in_several_row_groups(tmp_path: Path) -> None:
         schema={"text": pl.String, "tags": pl.List(pl.Categorical)},
     )
     frame.write_parquet(tmp_path / "c.parquet", row_group_size=1)
-    labels = [r.label for r in read_files(tmp_path / "c.parquet", label="tags").records]
+    labels = [r.label for r in read_corpus(tmp_path / "c.parquet", label="tags").records]
     assert labels == ['["x"]', '["y", "x"]', "[]"]
 
 
@@ -291,8 +291,7 @@ def test_columnar_strings(columnar: Callable[..., Outcome], kind: pa.DataType) -
 def test_columnar_with_bad_utf8(columnar: Callable[..., Outcome], kind: str) -> None:
     raw = pa.array([b"a", b"b\xff", "배".encode(), b"\xed\xa0\x80", b"\xff"])
     texts = pa.Array.from_buffers(pa.string(), 5, raw.buffers())
-    texts = texts.cast(pa.large_string()) if kind == "large_string" else texts
-    got = columnar(text=texts.dictionary_encode() if kind == "dictionary" else texts)
+    got = columnar(text=texts.cast(STRINGS[kind]))
     assert got.texts == ["a", "배"]
     assert [(r.row, r.reason) for r in got.rejects] == [
         (row, "invalid_encoding") for row in (1, 3, 4)
@@ -331,8 +330,7 @@ def test_another_or_a_cut_off_file_is_not_arrow(folder: Folder, name: str) -> No
 def test_arrow_offsets_out_of_bounds_stop(folder: Folder, name: str, kind: str) -> None:
     """They are not followed: what they point to is other memory."""
     path = folder.path / name
-    texts = pa.array(["some text"] * 9)
-    column = texts.dictionary_encode() if kind == "dictionary" else texts.cast(kind)
+    column = pa.array(["some text"] * 9).cast(STRINGS[kind])
     WRITERS[name](pa.table({"text": column}), path)
     width = 8 if kind == "large_string" else 4
     old, new = (number.to_bytes(width, "little") for number in (9, 1 << 30))
@@ -347,7 +345,7 @@ def test_arrow_offsets_out_of_bounds_stop(folder: Folder, name: str, kind: str) 
         damaged = data[:at] + new + data[at + width :]
     path.write_bytes(damaged)
     with pytest.raises(CorpusError, match=path.name):
-        read_files(path)
+        read_corpus(path)
 
 
 def test_a_damaged_parquet_page_stops(folder: Folder) -> None:
@@ -358,6 +356,6 @@ def test_a_damaged_parquet_page_stops(folder: Folder) -> None:
     data = path.read_bytes()
     path.write_bytes(data.replace(b"some text", b"some test", 1))
     with pytest.raises(CorpusError, match=r"corpus\.parquet.*checksum"):
-        read_files(path)
+        read_corpus(path)
     with pytest.raises(CorpusError, match=r"corpus\.parquet\.gz"):
         folder.plan(gzip.compress(data), "corpus.parquet.gz")

@@ -7,24 +7,19 @@ import csv
 import gzip
 import io
 import json
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from embedkit.corpus.records import sentence_spans
 from embedkit.errors import CorpusError
-from tests.corpus_fixtures import Folder, Outcome
+from tests.corpus_fixtures import Folder
 
 ENDS = st.sampled_from(["\n", "\r\n"])
 AWKWARD = "\"\r\x0b\x0c\x1c\x1a\x85\u2028\u2029\ufeff\u200b\u3000 ,;|'\\[]é배👍"
@@ -43,26 +38,15 @@ def texts(without: str) -> st.SearchStrategy[str]:
     return st.text(letters, min_size=1, max_size=12).filter(str.strip)
 
 
-@contextmanager
-def a_folder() -> Iterator[Folder]:
-    with tempfile.TemporaryDirectory(prefix="embedkit-test-") as path:
-        yield Folder(Path(path))
-
-
-def read(data: bytes | str, name: str, **options: Any) -> Outcome:
-    with a_folder() as folder:
-        return folder.read(data, name, **options)
-
-
 @given(st.lists(st.tuples(texts("\t\n"), ENDS)), ENDS, st.booleans(), st.booleans())
 def test_tsv_gives_back_every_text_and_its_place(
-    rows: list[tuple[str, str]], end: str, mark: bool, closed: bool
+    folder: Folder, rows: list[tuple[str, str]], end: str, mark: bool, closed: bool
 ) -> None:
     lines = [f"{number}\t{text}\t0" for number, (text, _) in enumerate(rows)]
     ends = [end, *(row_end for _, row_end in rows)]
     data = "".join(line + e for line, e in zip(["id\ttext\tlabel", *lines], ends, strict=True))
     data = ("\ufeff" if mark else "") + (data if closed else data.removesuffix(ends[-1]))
-    got = read(data, "corpus.tsv")
+    got = folder.read(data)
     assert got.texts == [text for text, _ in rows]
     assert got.lines == list(range(2, len(rows) + 2))
     raw = data.encode()
@@ -77,7 +61,9 @@ def test_tsv_gives_back_every_text_and_its_place(
     st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]),
 )
 @example(["a\rb", "\r", "x\r\ny", "x\n\ry", 'a"\r"b', "\na"], "\n", csv.QUOTE_MINIMAL)
-def test_csv_gives_back_what_a_writer_wrote(rows: list[str], end: str, quoting: Any) -> None:
+def test_csv_gives_back_what_a_writer_wrote(
+    folder: Folder, rows: list[str], end: str, quoting: Any
+) -> None:
     """Line feeds, CRLF and lone carriage returns in a text come back as they were.
 
     A writer of LF lines leaves a lone carriage return unquoted. The csv module alone would refuse
@@ -93,17 +79,19 @@ def test_csv_gives_back_what_a_writer_wrote(rows: list[str], end: str, quoting: 
         before = stream.getvalue()
         places.append((before.count("\n") + 1, len(before.encode())))
         writer.writerow([number, text, "0"])
-    got = read(stream.getvalue(), "corpus.csv")
+    got = folder.read(stream.getvalue(), "corpus.csv")
     assert got.texts == rows
     assert [(r.line, r.offset) for r in got.records] == places
     assert got.reader.counts.blank_lines == len(rows) // 2  # those in quotes are text
 
 
 @given(st.lists(texts("").filter(lambda text: not text.isnumeric()), min_size=1), st.booleans())
-def test_json_lines_gives_back_every_text(rows: list[str], ascii_only: bool) -> None:
+def test_json_lines_gives_back_every_text(
+    folder: Folder, rows: list[str], ascii_only: bool
+) -> None:
     lines = [json.dumps({"id": i, "text": t}, ensure_ascii=ascii_only) for i, t in enumerate(rows)]
     data = "\n".join(lines)
-    got = read(data, "corpus.jsonl")
+    got = folder.read(data, "corpus.jsonl")
     assert got.texts == rows
     assert [r.offset for r in got.records] == [
         len("\n".join([*lines[:i], ""]).encode()) for i in range(len(rows))
@@ -129,15 +117,17 @@ LINES = {
 @given(
     st.lists(st.sampled_from(sorted(LINES)), max_size=30), st.integers(0, 10), st.integers(1, 12)
 )
-def test_every_line_is_counted_once(lines: list[bytes], min_chars: int, limit: int) -> None:
+def test_every_line_is_counted_once(
+    folder: Folder, lines: list[bytes], min_chars: int, limit: int
+) -> None:
     kinds = [LINES[line] for line in lines]
     records = [kind for kind in kinds if kind != "blank"]
     data = b"id\ttext\n" + b"".join(line.replace(b"%d", b"1") + b"\n" for line in lines)
     if records.count("invalid_encoding") * 2 > len(records):
         with pytest.raises(CorpusError, match=r"corpus\.tsv"):
-            read(data, "corpus.tsv", limit=limit)
+            folder.read(data, limit=limit)
         return
-    got = read(data, "corpus.tsv", limit=limit, min_chars=min_chars)  # checks that it adds up
+    got = folder.read(data, limit=limit, min_chars=min_chars)  # checks that it adds up
     counts = got.reader.counts
     assert counts.records == len(records)
     assert counts.blank_lines == kinds.count("blank")
@@ -157,10 +147,10 @@ MAGIC = [b"", b"\xef\xbb\xbf", b"\xff\xfe", b"\x1f\x8b\x08\x00", b"BZh9", b"\x28
 MAGIC += [b"PK\x03\x04", b"PAR1", b"id\ttext\n", b'{"text": "a"}\n', b"\x1b$B"]
 
 
-def refusal(data: bytes, name: str, **options: Any) -> str:
+def refusal(folder: Folder, data: bytes, name: str, **options: Any) -> str:
     """Read a file; the message if it is refused. Every other error is a crash."""
     try:
-        read(data, name, **options)
+        folder.read(data, name, **options)
     except CorpusError as error:
         return str(error)
     return ""
@@ -174,20 +164,18 @@ def refusal(data: bytes, name: str, **options: Any) -> str:
     st.booleans(),
 )
 def test_any_bytes_are_read_or_refused(
-    magic: bytes, data: bytes, name: str, encoding: str, header: bool
+    folder: Folder, magic: bytes, data: bytes, name: str, encoding: str, header: bool
 ) -> None:
-    refused = refusal(magic + data, name, encoding=encoding, header=header)
+    refused = refusal(folder, magic + data, name, encoding=encoding, header=header)
     assert len(refused) < 3_000
     assert refused.endswith((".", "'?")) or not refused
 
 
 def _packed_files() -> dict[str, bytes]:
-    table = pa.table({"text": ["배를 타고", "a" * 300, None], "label": [1, 2, 3]})
-    stream = io.BytesIO()
-    pq.write_table(table, stream)
+    frame = pd.DataFrame({"text": ["배를 타고", "a" * 300, None], "label": [1, 2, 3]})
     rows = b"id\ttext\n" + b"".join(b"%d\ttext %d\n" % (i, i * i) for i in range(200))
     return {
-        "a.parquet": stream.getvalue(),
+        "a.parquet": frame.to_parquet(),
         "a.tsv.gz": gzip.compress(rows, mtime=0),
         "a.tsv.bz2": bz2.compress(rows),
         "a.tsv.zst": pa.compress(rows, "zstd", asbytes=True),
@@ -203,12 +191,12 @@ FLIPS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255
 @pytest.mark.parametrize("name", PACKED)
 @given(FLIPS, st.floats(0, 1))
 def test_a_damaged_file_is_read_or_refused(
-    name: str, flips: list[tuple[float, int]], keep: float
+    folder: Folder, name: str, flips: list[tuple[float, int]], keep: float
 ) -> None:
     data = bytearray(PACKED[name])
     for place, change in flips:
         data[int(place * len(data))] ^= change
-    refused = refusal(bytes(data[: int(keep * len(data))]), name)
+    refused = refusal(folder, bytes(data[: int(keep * len(data))]), name)
     assert name in refused or not refused
 
 

@@ -44,13 +44,8 @@ from tests.store_fixtures import (
 
 pytestmark = pytest.mark.usefixtures("quick")
 
-SETTINGS = {"layers": "0,1", "words": "mean", "tokens": True}
+SETTINGS = {"layers": "1,2,sum:1..2", "pooling": "cls,mean,pooler", "words": "mean", "tokens": True}
 PART = "sentences/part-00000001.parquet"
-
-
-@pytest.fixture(scope="module")
-def made(common: Path) -> Path:
-    return run(write_tsv(common / "c.tsv"), common / "out", **SETTINGS).out
 
 
 @pytest.fixture
@@ -60,7 +55,7 @@ def out(made: Path, tmp_path: Path) -> Path:
 
 def again(made: Path, out: Path, **settings: object) -> int:
     """Run the same command again; number of shards that were kept."""
-    return run(made.with_name("c.tsv"), out, **{**SETTINGS, **settings}).resumed_shards
+    return run(made.with_name("corpus.tsv"), out, **{**SETTINGS, **settings}).resumed_shards
 
 
 def cut(file: Path) -> None:
@@ -70,7 +65,7 @@ def cut(file: Path) -> None:
 def test_a_shard_of_another_model_is_refused(made: Path, out: Path, tmp_path: Path) -> None:
     """Whether it has been there, or gets the name of the shard while the dataset is open."""
     settings = SETTINGS | {"model": str(tiny_model(seed=2))}
-    other = run(made.with_name("c.tsv"), tmp_path / "other", **settings).out
+    other = run(made.with_name("corpus.tsv"), tmp_path / "other", **settings).out
     files = manifest_of(out)["files"]  # of this other dataset, shards often have the same size
     files[PART]["bytes"] = (other / PART).stat().st_size
     state(out / "_embedkit/manifest.json", files=files)

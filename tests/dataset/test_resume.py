@@ -40,19 +40,15 @@ def golden(corpus: Path, tmp_path: Path) -> dict[str, bytes]:
     return tree(tmp_path / "golden")
 
 
-def test_a_dataset_that_appears_during_the_job_is_kept(corpus: Path, tmp_path: Path) -> None:
+def test_a_dataset_that_appears_during_the_job_is_kept(
+    corpus: Path, tmp_path: Path, once_before: Any
+) -> None:
     out = tmp_path / "out"
     run(corpus, tmp_path / "other", layers="0")
     before = tree(tmp_path / "other")
-    seen: list[str] = []
-
-    def intrude(state: Any) -> None:
-        if not seen:
-            shutil.copytree(tmp_path / "other", out)
-        seen.append(state.stage)
-
+    once_before(JobFolder, "commit", lambda: shutil.copytree(tmp_path / "other", out))
     with pytest.raises(LockedError, match=r"\bout\b"):
-        run(corpus, out, progress=intrude)
+        run(corpus, out)
     assert tree(out) == before
     shutil.rmtree(out)
     assert run(corpus, out).resumed_shards == 4
@@ -130,14 +126,12 @@ def test_what_embedkit_did_not_make_is_never_touched(
 # What changed between two runs
 
 
-def test_a_job_without_a_shard_binds_nobody(corpus: Path, tmp_path: Path) -> None:
+def test_a_job_without_a_shard_binds_nobody(corpus: Path, tmp_path: Path, once_before: Any) -> None:
     """It is begun again with other settings, unless somebody put a file there."""
-
     for name in ("out", "other"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(JobFolder, "commit", CRASH)
-            with pytest.raises(KeyboardInterrupt):
-                run(corpus, tmp_path / name)
+        once_before(JobFolder, "commit", CRASH)
+        with pytest.raises(KeyboardInterrupt):
+            run(corpus, tmp_path / name)
     mine = tmp_path / "other.incomplete/sentences/mine.txt"
     mine.touch()
     with pytest.raises(MismatchError, match=r"input\.limit"):

@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
+from pyarrow import feather
 
 import embedkit
 from embedkit.corpus.memory import input_files
@@ -40,23 +40,16 @@ from embedkit.errors import (
     UsageError,
 )
 from embedkit.types import Progress, no_progress
-from tests.dataset.test_reuse import WRITERS, Rows
+from tests.dataset.test_reuse import WRITERS, Rows, frame
 from tests.processes import ROOT, invoke
 from tests.store_fixtures import flip, run, tiny_model, tree, write_tsv
 
 TEXTS = [f"text {i}" if i % 7 else " " for i in range(60)]  # every seventh is a reject
 ROWS = [(str(i), text) for i, text in enumerate(TEXTS)]
 
-
-def _arrow(path: Path, _: Rows) -> None:
-    table = pa.table({"text": TEXTS, "id": pa.array(map(str, range(60)))})
-    with pa.ipc.new_file(path, table.schema) as writer:
-        writer.write_table(table, max_chunksize=9)
-
-
 FILES: dict[str, Callable[[Path, Rows], object]] = {
     **WRITERS,
-    "c.arrow": _arrow,
+    "c.arrow": lambda p, rows: feather.write_feather(frame(rows), p, "uncompressed", chunksize=9),
     "c.txt": lambda p, _: p.write_text("\n".join(TEXTS)),
 }
 

@@ -9,7 +9,6 @@ the device, which a fake tensor cannot do. Kernels' own limits, and numbers, nee
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from embedkit.encoding.model import PRECISIONS, Model, PackedBatch, PlainModel
 from embedkit.encoding.packed import PackedModel, attention_kinds
 from tests.models import Tiny, plain_model, slow
-from tests.processes import ROOT
+from tests.processes import ROOT, program
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of fake tensors
 
@@ -173,7 +172,7 @@ def test_the_plain_forward_selects_tokens_without_waiting(tiny: Tiny, fake: Fake
 def test_every_section_of_the_benchmark_runs_on_the_cpu(tmp_path: Path) -> None:
     """A section that fails here would fail on the first GPU, where time is dear."""
     words = ["-m", "benchmarks.gpu", "--device", "cpu", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
+    done = program(sys.executable, *words, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-2_000:] + done.stderr[-2_000:]
     sections = json.loads((tmp_path / "gpu.json").read_text("utf-8"))["sections"]
     assert all(section["rows"] or "skipped" in section for section in sections.values())

@@ -223,7 +223,6 @@ def test_each_name_of_the_settings_counts(family: str, folder: Path) -> None:
     (folder / S).rename(folder / f"sentence_{family}_config.json")
     state(folder / f"sentence_{family}_config.json", max_seq_length=9)
     equals_its_makers(folder)
-    assert Encoder(folder, device="cpu").max_length == 9
 
 
 def test_coordinates_that_the_makers_cut_off(folder: Path, tmp_path: Path) -> None:
@@ -246,8 +245,12 @@ def test_similarity_is_the_makers(kind: str, folder: Path) -> None:
     state(folder / "config_sentence_transformers.json", similarity_fn_name=kind)
     theirs = SentenceTransformer(str(folder), device="cpu")
     X = theirs.encode(SOME)
-    ours = Encoder(folder, device="cpu").similarity(X[:2], X)
-    assert np.allclose(ours, theirs.similarity(X[:2], X), rtol=1e-5, atol=1e-5)
+    encoder = Encoder(folder, device="cpu")
+    tensor = encoder.encode(SOME, convert_to_tensor=True)
+    assert torch.equal(tensor, torch.from_numpy(encoder.encode(SOME)))
+    for some in (X[:2], tensor[:2]):
+        ours = encoder.similarity(some, X)
+        assert np.allclose(ours, theirs.similarity(X[:2], X), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["0_Transformer", "0_BERT"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from pathlib import Path
@@ -13,10 +12,8 @@ import pytest
 import torch
 import transformers
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer import modules as st
 from tokenizers import ByteLevelBPETokenizer
 
-import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.model import describe_model
@@ -231,21 +228,3 @@ def test_other_states_than_the_configuration_says(
     save_model(tmp_path, family, vocab_size=400, **settings)
     with pytest.raises(ModelError, match=f"says 3 layers of width 24, .* gives {came}"):
         Encoder(tmp_path, device="cpu")
-
-
-@pytest.mark.parametrize("family", ["qwen3", "mistral", "t5"])
-def test_sentences(family: str, tmp_path: Path) -> None:
-    """As Qwen3-Embedding: the last token, padding on the left, a prompt."""
-    transformer = st.Transformer(str(build(family, tmp_path / "plain")))
-    steps = [transformer, st.Pooling(24, "lasttoken"), st.Normalize()]
-    prompts = {"query": "Instruct: search\nQuery:", "document": ""}
-    model = SentenceTransformer(modules=steps, prompts=prompts, device="cpu")
-    model.save(str(tmp_path / "model"))
-    exact = copy.deepcopy(model).double()
-    encoder = Encoder(tmp_path / "model", device="cpu")
-    for name in (None, "query"):
-        ours = encoder.encode(SOME, prompt_name=name)
-        check_near(ours, *(m.encode(SOME, prompt_name=name, batch_size=1) for m in (model, exact)))
-        out = tmp_path / str(name)
-        embedkit.extract(SOME, out=out, model=str(tmp_path / "model"), prompt=name)
-        assert np.array_equal(embedkit.load(out).X, ours)

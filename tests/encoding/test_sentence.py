@@ -17,6 +17,7 @@ import embedkit
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.errors import ModelError, UsageError
+from tests.encoding.test_other_families import build
 from tests.models import SOME, Tiny, check_near, equals_its_makers, slow, state
 from tests.processes import invoke
 
@@ -36,13 +37,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "modernbert": {"family": "modernbert", "pooling": "mean", **USUAL},
     "lower_case": {"family": "bert", "pooling": "cls", "lower": True},
 }
+LAST = ("qwen3", "mistral", "t5")
+"""As Qwen3-Embedding: the last token, for some with padding on the left, and a prompt."""
+INSTRUCTED = {"query": "Instruct: search\nQuery:", "document": ""}
+KINDS |= {
+    family: {"family": family, "pooling": "lasttoken", "unit": True, "prompts": INSTRUCTED}
+    for family in LAST
+}
 
 
 def made(kind: str, tiny: Tiny, folder: Path) -> tuple[SentenceTransformer, SentenceTransformer]:
     """A checkpoint of a kind, as sentence-transformers saves it; its model, and in float64."""
     given = KINDS[kind]
     torch.manual_seed(3)
-    transformer = st.Transformer(str(tiny(given["family"])))
+    plain = build(kind, folder.with_name("plain")) if kind in LAST else tiny(given["family"])
+    transformer = st.Transformer(str(plain))
     width = transformer.get_embedding_dimension()
     steps: list[Any] = [transformer, st.Pooling(width, given["pooling"])]
     for size, activation, bias in given.get("dense", ()):
@@ -62,7 +71,7 @@ def made(kind: str, tiny: Tiny, folder: Path) -> tuple[SentenceTransformer, Sent
     return theirs, copy.deepcopy(theirs).double()
 
 
-QUICK = ("bge", "dense", "gemma", "modernbert", "lower_case")
+QUICK = ("bge", "dense", "gemma", "modernbert", "lower_case", *LAST)
 
 
 @pytest.mark.parametrize("kind", [*QUICK, *slow(*sorted(KINDS.keys() - {*QUICK}))])
@@ -84,6 +93,9 @@ def test_vectors_are_those_of_sentence_transformers(
     for name in KINDS[kind].get("prompts", ()):
         ours = encoder.encode(SOME, prompt_name=name)
         check_near(ours, *(model.encode(SOME, prompt_name=name) for model in makers))
+        out = tmp_path / name
+        embedkit.extract(SOME, out=out, model=str(tmp_path / "model"), prompt=name)
+        assert np.array_equal(embedkit.load(out).X, ours)
     with pytest.raises(UsageError, match="prompt='q'"):
         encoder.encode(SOME, prompt_name="q")
     for name in ("encode_query", "encode_document"):
@@ -159,14 +171,3 @@ def test_fewer_dimensions(tiny: Tiny, tmp_path: Path, notes: list[str]) -> None:
     assert sum("Matryoshka" in note for note in notes) == 1
     with pytest.raises(UsageError, match="dims=41"):
         embedkit.extract(SOME, out=tmp_path / "x", dims=41, **options)
-
-
-def test_one_text_tensors_and_similarity(tiny_bert: Path) -> None:
-    encoder = Encoder(tiny_bert)
-    X = encoder.encode(SOME)
-    assert np.array_equal(encoder.encode(SOME[0]), X[0])
-    tensor = encoder.encode(SOME, convert_to_tensor=True)
-    assert torch.equal(tensor.cpu(), torch.from_numpy(X))
-    cosines = encoder.similarity(tensor[:2], X)
-    assert cosines.shape == (2, len(SOME))
-    assert np.diag(cosines) == pytest.approx(1)

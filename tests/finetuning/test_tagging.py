@@ -31,7 +31,7 @@ from embedkit.runs.scores import metrics_of, tags_entities
 from embedkit.runs.split import read_split
 from embedkit.units.target import Target
 from embedkit.units.units import Units
-from tests.finetune_fixtures import TINY, built, finetuned
+from tests.finetune_fixtures import TINY, built, finetuned, write_lines
 from tests.models import check_near
 from tests.run_fixtures import predictions_of, write_frame
 from tests.runs.test_word_runs import extract
@@ -335,8 +335,7 @@ def test_a_run_on_spans_predicts_the_spans_of_other_texts(tmp_path: Path) -> Non
 
 
 def test_a_further_file_of_another_kind_is_read_as_it_is(tmp_path: Path) -> None:
-    lines = tmp_path / "train.txt"
-    lines.write_text("a, bus\n1\tb\n", "utf-8")
+    lines = write_lines(tmp_path / "train.txt", "a, bus", "1\tb")
     units = Units.of_corpus(lines, CorpusOptions(format="lines"))
     frame = pd.DataFrame({"text": ["one, two", "three"]})
     frame.to_csv(tmp_path / "new.csv", index=False)

@@ -20,7 +20,7 @@ import pytest
 import embedkit
 from embedkit.cli.main import cli
 from tests.processes import ROOT, command
-from tests.store_fixtures import tiny_model, write_tsv
+from tests.store_fixtures import tiny_model
 
 BUDGET = {
     "code lines of embedkit/": 25_200,
@@ -212,7 +212,7 @@ def test_imports_go_down(imports: dict[str, set[str]]) -> None:
     assert not upward
 
 
-def test_the_way_of_a_record(tmp_path: Path) -> None:
+def test_the_way_of_a_record(corpus: Path, tmp_path: Path) -> None:
     """The modules in which ``extract`` calls a function; CONTRIBUTING.md draws them."""
     modules = set[str]()
 
@@ -220,11 +220,10 @@ def test_the_way_of_a_record(tmp_path: Path) -> None:
         if event == "call" and frame.f_code.co_name != "<module>":
             modules.add(frame.f_code.co_filename)
 
-    write_tsv(tmp_path / "corpus.tsv")
     threading.setprofile(profile)
     sys.setprofile(profile)
     try:
-        command("extract", "corpus.tsv", "--model", tiny_model(), cwd=tmp_path)
+        command("extract", corpus, "--model", tiny_model(), cwd=tmp_path)
     finally:
         sys.setprofile(None)
         threading.setprofile(None)

@@ -180,8 +180,6 @@ def test_results_are_one_line_and_a_table(frame: pd.DataFrame) -> None:
     first, second = (asdict(embedkit.info(of)) for of in (run, run.out))
     assert str(first) == str(second)  # as text, since a NaN is not equal to itself
     assert Path("dataframe.vectors.explore.html").is_file()
-    two = embedkit.words(["the movie was good", "good bus"], "good", model=str(tiny_model()))
-    assert np.shape(two.cosines) == (2, 2)
 
 
 def test_what_is_loaded_is_loaded_anew_in_a_worker(frame: pd.DataFrame) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from embedkit.dataset import format as format_module
 from embedkit.dataset.job import JobFolder
 from embedkit.dataset.tables import TableReader
 from embedkit.errors import LockedError, OutputExistsError
+from embedkit.search import index
 from embedkit.verification import verify
 from tests.finetune_fixtures import corpus_of
 from tests.processes import ROOT, command, program
@@ -24,9 +26,8 @@ from tests.store_fixtures import ROWS, extract_tiny, run, write_tsv
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def test_a_dataset_is_not_made_twice(tmp_path: Path, once_before: Any) -> None:
+def test_a_dataset_is_not_made_twice(corpus: Path, tmp_path: Path, once_before: Any) -> None:
     """The second command saw nothing there; it does not begin under the lock."""
-    corpus = write_tsv(tmp_path / "c.tsv")
     once_before(JobFolder, "opened", lambda: run(corpus, tmp_path / "out", layers="0"))
     with pytest.raises(LockedError, match="changed by another process"):
         run(corpus, tmp_path / "out")
@@ -36,12 +37,12 @@ def test_a_dataset_is_not_made_twice(tmp_path: Path, once_before: Any) -> None:
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_manifest_is_read_while_its_dataset_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool
+    tmp_path: Path, once_before: Any, gone: bool
 ) -> None:
     """It is not damaged, and between the two renames it is not missing."""
     corpus, out = write_tsv(tmp_path / "c.tsv"), tmp_path / "out"
     run(corpus, out)
-    work, checked = storage.incomplete(out), storage.check_files
+    work = storage.incomplete(out)
     run(corpus, work, layers="0")
     before = work / storage.UNFINISHED / "replaced"
 
@@ -52,18 +53,13 @@ def test_a_manifest_is_read_while_its_dataset_is_replaced(
             threading.Timer(0.2, lambda: work.rename(out)).start()
         else:
             work.rename(out)
-
-    def meanwhile(*arguments: Any, **options: Any) -> Any:
-        if not gone and work.exists():
-            replace()
             (out / format_module.MANIFEST).write_text("{}")  # that of another dataset
-        return checked(*arguments, **options)
 
-    monkeypatch.setattr(storage, "check_files", meanwhile)
     if gone:
         replace()
         assert format_module.read_manifest(out).fingerprint
     else:
+        once_before(storage, "check_files", replace)
         with pytest.raises(LockedError, match="changed by another process"):
             format_module.read_manifest(out)
 
@@ -71,7 +67,7 @@ def test_a_manifest_is_read_while_its_dataset_is_replaced(
 @pytest.mark.parametrize("to", ["csv", "npy"])
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_one_of_two_exports_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, overwrite: bool
+    tmp_path: Path, once_before: Any, to: str, overwrite: bool
 ) -> None:
     """The other one begins in the middle of the first, and after its end."""
     run(write_tsv(tmp_path / "c.tsv"), tmp_path / "out")
@@ -79,16 +75,12 @@ def test_one_of_two_exports_is_refused(
     if overwrite:
         file.write_text("before")
     expected = data.export(tmp_path / f"whole.{to}", to=to).read_bytes()
-    real = TableReader.vectors_of
 
-    def middle(reader: Any, *arguments: Any) -> Any:
-        with monkeypatch.context() as patch:
-            patch.setattr(TableReader, "vectors_of", real)
-            with pytest.raises(LockedError):
-                data.export(file, to=to, overwrite=overwrite)
-        return real(reader, *arguments)
+    def middle() -> None:
+        with pytest.raises(LockedError):
+            data.export(file, to=to, overwrite=overwrite)
 
-    monkeypatch.setattr(TableReader, "vectors_of", middle)
+    once_before(TableReader, "vectors_of", middle)
     data.export(file, to=to, overwrite=overwrite)
     assert file.read_bytes() == expected
     with pytest.raises(OutputExistsError):
@@ -126,22 +118,12 @@ def test_what_no_command_made_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "folder/mine").exists()
 
 
-def test_an_index_is_built_in_the_dataset_that_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_is_built_in_the_dataset_that_was_read(tmp_path: Path, once_before: Any) -> None:
     """A dataset that replaces it waits for its end; one that replaced it is another dataset."""
     corpus = write_tsv(tmp_path / "c.tsv", ROWS * 3)
     run(corpus, tmp_path / "out")
-    from embedkit.search import index
-
-    real = vars(index)["load"]
-
-    def replaced(*arguments: Any) -> Any:
-        data = real(*arguments)
-        run(corpus, tmp_path / "out", layers="0", overwrite=True)
-        return data
-
-    monkeypatch.setattr(index, "load", replaced)
+    replace = partial(run, corpus, tmp_path / "out", layers="0", overwrite=True)
+    once_before(index, "_in_dataset", replace)
     with pytest.raises(LockedError, match="replaced"):
         embedkit.index(tmp_path / "out", kind="flat")
     assert verify(tmp_path / "out").ok

@@ -9,7 +9,6 @@ import re
 import runpy
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -27,7 +26,7 @@ from embedkit.cli.main import cli
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, ModelError
 from embedkit.runs.run import FinetuneRun, TrainRun
 from tests.finetune_fixtures import write_lines
-from tests.processes import ROOT, Done, command, succeed
+from tests.processes import ROOT, Done, command, program, succeed
 from tests.run_fixtures import run_of
 from tests.store_fixtures import korean_reviews, tiny_model
 
@@ -169,7 +168,7 @@ def test_a_rare_class_on_a_stand_in(tmp_path: Path) -> None:
     less = {"--freeze-layers 8": "--freeze-layers 1", "--epochs 3": "--epochs 1"}
     first, *lines = stand_in(vectors + finetuned, less)
     (tmp_path / "data").symlink_to(ROOT / "data")
-    subprocess.run(["bash", "-c", first], cwd=tmp_path, check=True)
+    assert program("bash", "-c", first, cwd=tmp_path).returncode == 0
     for line in lines:
         succeed(*shlex.split(line)[1:], cwd=tmp_path)
     assert "600 records" in command("info", "logreg", cwd=tmp_path).stdout

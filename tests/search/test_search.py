@@ -33,8 +33,12 @@ pytestmark = pytest.mark.usefixtures("quick")
 N = 90
 
 
-def corpus_of(path: Path) -> Path:
-    """Texts of a few words that the tiny model tells apart; every ninth one is repeated."""
+@pytest.fixture(scope="module")
+def dataset(common: Path) -> Path:
+    """A dataset of several shards with a reject in the middle.
+
+    Its texts are of a few words that the tiny model tells apart; every ninth one is repeated.
+    """
     random = np.random.default_rng(5)
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "정말"]
     rows: list[tuple[str, str, str]] = []
@@ -45,13 +49,7 @@ def corpus_of(path: Path) -> Path:
             text = texts[i - 5]
         texts.append(text)
         rows.append((f"id{i}", "" if i == 40 else text, str(i % 3)))
-    return write_tsv(path, rows)
-
-
-@pytest.fixture(scope="module")
-def dataset(common: Path) -> Path:
-    """A dataset of several shards with a reject in the middle."""
-    corpus, pooling = corpus_of(common / "corpus.tsv"), ["cls", "mean"]
+    corpus, pooling = write_tsv(common / "corpus.tsv", rows), ["cls", "mean"]
     return extract_tiny(corpus, common / "data", layers="all", pooling=pooling, shard_rows=20).out
 
 
@@ -186,9 +184,8 @@ def test_whitening_is_fitted_to_records_of_the_whole_dataset(
 ) -> None:
     monkeypatch.setattr(exact, "_FITTED", 30)
     data = embedkit.load(dataset, "mean_1")
-    matrix = fit_whitening(data, "whiten").matrix
+    matrix: Any = fit_whitening(data, "whiten").matrix
     first = PCA(0.99, svd_solver="covariance_eigh").fit(data.X[:30].astype(np.float64))
-    assert matrix is not None
     assert not np.allclose(matrix[:, 0], first.components_[0] / first.explained_variance_[0] ** 0.5)
 
 
