@@ -236,12 +236,16 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     def refuse(*_: Any) -> None:
         raise error("only newer GPUs")
 
+    def wrong(query: torch.Tensor, *_: Any) -> torch.Tensor:
+        return torch.zeros_like(query)
+
     plain = plain_model(tiny_bert)
     kinds = ("varlen", "efficient", "runs")
     monkeypatch.setattr(packed_module, "attention_kinds", lambda *_: kinds)
     monkeypatch.setitem(KERNELS, "varlen", refuse)
-    monkeypatch.setitem(KERNELS, "efficient", lambda query, *_: torch.zeros_like(query))
-    chosen: Any = fastest(plain)
+    monkeypatch.setitem(KERNELS, "efficient", wrong)
+    chosen = fastest(plain)
+    assert isinstance(chosen, PackedModel)
     assert chosen.attention == "runs"
     batch = batch_of((30, 7, 7), 40)
     check_near(*(states(one, batch)[3] for one in (chosen, plain, in_float64(plain))))
@@ -308,6 +312,7 @@ def test_bits_that_still_depend_on_company_are_told(
     answers = iter([True, True, not apart])
     monkeypatch.setattr(packed_module, "BY_ONEDNN", True)
     monkeypatch.setattr(packed_module, "_bits_differ", lambda *_: next(answers, False))
-    model: Any = Encoder(tiny("bert"), device="cpu").model
+    model = Encoder(tiny("bert"), device="cpu").model
+    assert isinstance(model, PackedModel)
     assert (model.name, model.together) == (name, name == "packed")
     assert [told in note for note in notes if "beside it" in note] == [True]

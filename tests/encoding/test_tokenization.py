@@ -33,7 +33,8 @@ from tests.processes import ROOT
 
 KINDS = ("bert", "bert_left", "roberta", "roberta_wordpiece", "xlm-roberta", "japanese")
 FAST = tuple(kind for kind in KINDS if kind != "japanese")
-ByFamily = Callable[[str], Any]
+TokenizerOf = Callable[[str], TextTokenizer]
+OwnOf = Callable[[str], Any]
 NO_LIMIT = TokenizerSettings(max_length=10**6)
 ANY_TEXT = st.one_of(
     st.sampled_from(TEXTS),
@@ -70,8 +71,8 @@ def test_ids_are_the_tokenizers_own(
     text: str,
     pair: str | None,
     max_length: int,
-    tokenizer_of: ByFamily,
-    own_of: ByFamily,
+    tokenizer_of: TokenizerOf,
+    own_of: OwnOf,
 ) -> None:
     texts, pairs = [text], None if pair is None else [pair]
     own = own_of(family)(
@@ -90,7 +91,7 @@ def test_ids_are_the_tokenizers_own(
 
 @pytest.mark.parametrize("family", FAST)
 def test_limits_of_tokenizer_json_do_not_count(
-    family: str, tiny: Tiny, tokenizer_of: ByFamily, tmp_path: Path
+    family: str, tiny: Tiny, tokenizer_of: TokenizerOf, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(tiny(family), tmp_path / "model"))
     backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -103,7 +104,7 @@ def test_limits_of_tokenizer_json_do_not_count(
     assert ids_of(ours) == ids_of(wanted)
 
 
-def test_limits_that_cannot_be_kept(tokenizer_of: ByFamily) -> None:
+def test_limits_that_cannot_be_kept(tokenizer_of: TokenizerOf) -> None:
     tokenizer = tokenizer_of("bert")
     for pairs, least in ((None, 3), (["b b b"], 5)):
         (encoded,) = tokenizer.encode(["a a a"], pairs, settings=TokenizerSettings(least))
@@ -121,7 +122,7 @@ def test_limits_that_cannot_be_kept(tokenizer_of: ByFamily) -> None:
 
 
 def test_very_long_texts_are_cut_before_tokenizing(
-    tokenizer_of: ByFamily, monkeypatch: pytest.MonkeyPatch
+    tokenizer_of: TokenizerOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # loaded first, since a tokenizer is tried on longer texts then
     tokenizers = {family: tokenizer_of(family) for family in KINDS}
@@ -132,6 +133,7 @@ def test_very_long_texts_are_cut_before_tokenizing(
         assert ids_of(cut) == ids_of(whole)
         assert (cut.cut.tolist(), whole.cut.tolist()) == ([True], [False])
         assert cut.n_tokens == whole.n_tokens
+        assert cut.spans is not None
         assert cut.spans.max() <= 10
         (pair,) = tokenizer.encode(["a"], [long], settings=NO_LIMIT)
         assert pair.cut
@@ -145,11 +147,12 @@ def test_very_long_texts_are_cut_before_tokenizing(
 @given(text=ANY_TEXT, pair=ANY_TEXT, prefix=st.sampled_from(["", "query: ", "여"]))
 @settings(max_examples=40)
 def test_offsets_are_the_tokenizers_own(
-    family: str, text: str, pair: str, prefix: str, tokenizer_of: ByFamily, own_of: ByFamily
+    family: str, text: str, pair: str, prefix: str, tokenizer_of: TokenizerOf, own_of: OwnOf
 ) -> None:
     own = own_of(family)([prefix + text], [pair], return_offsets_mapping=True)
     asked = TokenizerSettings(10**6, prefix=prefix)
     (ours,) = tokenizer_of(family).encode([text], [pair], settings=asked, offsets=True)
+    assert ours.spans is not None
     assert ids_of(ours) == own["input_ids"][0]
     for (start, end), (own_start, own_end), segment in zip(
         ours.spans.tolist(), own["offset_mapping"][0], ours.segment.tolist(), strict=True
@@ -164,8 +167,10 @@ ORDINARY = (*TEXTS[:7], TEXTS[13], "여행, 영화 (movie) 그리고 bus!")
 
 @pytest.mark.parametrize("family", KINDS)
 @pytest.mark.parametrize("text", [*ORDINARY, TEXTS[7], TEXTS[11]])
-def test_every_word_has_its_tokens(family: str, text: str, tokenizer_of: ByFamily) -> None:
+def test_every_word_has_its_tokens(family: str, text: str, tokenizer_of: TokenizerOf) -> None:
     (encoded,) = tokenizer_of(family).encode([text], settings=NO_LIMIT, offsets=True)
+    assert encoded.spans is not None
+    assert encoded.word is not None
     words = word_spans(text)
     assert [text[a:b] for a, b in words] == text.split()
     for number, (start, end) in enumerate(words.tolist()):
@@ -186,7 +191,7 @@ def test_every_word_has_its_tokens(family: str, text: str, tokenizer_of: ByFamil
     data=st.data(),
 )
 def test_every_kept_token_comes_from_one_window(
-    n_a: int, n_b: int | None, max_length: int, data: st.DataObject, tokenizer_of: ByFamily
+    n_a: int, n_b: int | None, max_length: int, data: st.DataObject, tokenizer_of: TokenizerOf
 ) -> None:
     tokenizer = tokenizer_of("bert")
     room = max_length - (2 if n_b is None else 3)
@@ -301,7 +306,7 @@ def test_pairs_without_a_separator_are_cut_as_transformers_cuts_them(
 
 
 @pytest.mark.parametrize("family", ["bert", "japanese"])
-def test_half_a_character_is_refused(family: str, tokenizer_of: ByFamily) -> None:
+def test_half_a_character_is_refused(family: str, tokenizer_of: TokenizerOf) -> None:
     for text in ("a\ud800b", "\udcff"):
         with pytest.raises(UsageError, match=r"'\\ud"):
             tokenizer_of(family).encode(["fine", text], settings=NO_LIMIT)
