@@ -70,7 +70,9 @@ class Option(NamedTuple):
     of: str = ""  # the function, if it is another one than that which is called
 
     def __str__(self) -> str:
-        value = "" if self.value is ... else f"{self.value!r:.500}"
+        value = "" if self.value is ... else repr(self.value)
+        # a list may be one of all folds
+        value = value if len(value) < 500 else f"{value[:500]}…"
         return f"{self.before}{self.name}={value}{self.after}"
 
     def __format__(self, spec: str) -> str:

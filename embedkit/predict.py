@@ -100,7 +100,7 @@ class Predictor(Reloaded):
         warm: bool = True,
     ) -> None:
         super().__init__(locals())
-        self.run, self._has_warned, self._unseen = Path(run), False, 0
+        self.run, self._told, self._unseen = Path(run), set[str](), 0
         self._load(run, label_names or {}, device, model, head)
         content = self.content
         self.columns = () if content is None else content.columns
@@ -271,16 +271,14 @@ class Predictor(Reloaded):
 
     def warn_of_cuts(self) -> None:
         """Log a warning of what the model does not read; once, since lines go on."""
-        if self._has_warned:
-            return
-        if cut := self._model.cut:
-            limit = self._model.tokens.max_length
-            text = count_text(cut, "text")
+        if self._model.cut and "cut" not in self._told:
+            self._told.add("cut")
+            text, limit = count_text(self._model.cut, "text"), self._model.tokens.max_length
             logger.warning(f"{text} cut at {limit} tokens: the model reads no more")
-        if self._unseen:
+        if self._unseen and "unseen" not in self._told:
+            self._told.add("unseen")
             words = count_text(self._unseen, "word")
-            logger.warning(f"no prediction of {words} of which the model reads no token")
-        self._has_warned = bool(cut or self._unseen)
+            logger.warning(f"no prediction of {words} without a token")
 
     def _check_level(self, level: str) -> None:
         if self.labels_words != (level == "word"):
@@ -331,8 +329,10 @@ class Predictor(Reloaded):
             return units, iter(())
         if stored:
             return units, self._predictions(self._model.apply(units.inputs(np.arange(len(units)))))
+        cut = self._model.cut
         seen, values = self._model.predict(units)
-        self._unseen += len(units) - len(seen)
+        if self._model.cut == cut:  # else they stand where texts were cut, which is told too
+            self._unseen += len(units) - len(seen)
         return seen, self._predictions(values)
 
     def _checked(self, values: Any) -> Float64:

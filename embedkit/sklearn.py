@@ -13,7 +13,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -110,15 +110,8 @@ class StoredVectors(_Vectors):
         fingerprint = load(self.dataset).manifest.fingerprint
         data, index_of = _stored(os.fspath(self.dataset), view, self.by, fingerprint)
         values = _column(X)
-        keys: list[Any] = (
-            [_row(x) for x in values]
-            if self.by == "row"
-            else [
-                # pandas reads ids such as 7 as numbers, beside a missing one as 7.0
-                name if (name := str(x)) in index_of else text_of(plain(x))
-                for x in values
-            ]
-        )
+        key_of: Any = _row if self.by == "row" else partial(_id, index_of=index_of)
+        keys = list(map(key_of, values))
         try:
             index = [index_of[key] for key in keys]
         except KeyError as error:
@@ -350,6 +343,14 @@ def _text(value: Any, i: int) -> str:
 def _as_python(value: Any) -> Any:
     # the letters of a scalar of Arrow would be texts
     return value.as_py() if hasattr(value, "as_py") else value
+
+
+def _id(value: Any, *, index_of: Mapping[Any, int]) -> str:
+    """An id as the dataset has it: pandas reads 7 as a number, beside a missing one as 7.0."""
+    name = str(value)
+    with suppress(TypeError):  # of what has no text, such as bytes
+        name = name if name in index_of else str(text_of(plain(value)))
+    return name
 
 
 def _column(X: Any) -> list[Any]:

@@ -25,6 +25,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import sys
 import threading
 import time
@@ -255,8 +256,9 @@ def exclusive(
     """Hold the lock of a folder or file; the kernel frees it at the end.
 
     A :class:`LockedError` if another process holds it, unless both ask for a ``shared`` one; or
-    ``wait`` until it is free. Unless it may be left ``leave_empty``, a folder in which nothing is
-    after an error, or an empty :data:`UNFINISHED`, is removed.
+    ``wait`` until it is free. Also if something fails because another process has deleted the
+    folder meanwhile: it is not the disk that fails then. Unless it may be left ``leave_empty``, a
+    folder in which nothing is after an error is removed.
     """
     try:
         # flock locks folders too, and what is open for reading; it needs no file beside, which a
@@ -280,13 +282,18 @@ def exclusive(
             raise StorageError(f"{problem}. Write to another one, and copy the result.") from error
         try:
             yield
-        except BaseException:
-            # still locked: else it might be one that another process has begun meanwhile
+        except BaseException as error:
+            # a folder without links was deleted under us: what failed was not the disk
+            status = os.fstat(descriptor)
+            is_there = status.st_nlink or not stat.S_ISDIR(status.st_mode) or os.path.lexists(path)
+            if not is_there and isinstance(error, OSError | StorageError):
+                raise _locked(path) from error
+            # only now, or it would be taken for deleted by another process; still locked, and not
+            # one that another process has begun there meanwhile
             if not leave_empty:
                 with suppress(OSError):
-                    if [*path.iterdir()] == [path / UNFINISHED]:
-                        (path / UNFINISHED).rmdir()
-                    path.rmdir()
+                    if os.path.samestat(status, path.stat()):
+                        path.rmdir()
             raise
     finally:
         os.close(descriptor)
@@ -366,10 +373,13 @@ def free_bytes(path: Path) -> int:
 
 def _sync(descriptor: int) -> None:
     if sys.platform == "darwin":
-        # fsync of macOS leaves bytes in the drive's own cache, and is what remains where a file
-        # system, such as a network volume, has nothing else
-        with suppress(OSError):
+        # fsync of macOS leaves bytes in the drive's own cache
+        try:
             fcntl.fcntl(descriptor, fcntl.F_FULLFSYNC)
+        except OSError as error:  # some file systems, such as network volumes, do not have it
+            if error.errno not in (errno.ENOTSUP, errno.EINVAL, errno.ENOTTY):
+                raise
+        else:
             return
     os.fsync(descriptor)
 
@@ -536,7 +546,8 @@ def new_folder(
     and ``begin`` with the folder; without, it is emptied, work that another command could go on
     with only by ``overwrite``. Its checksums are written if ``sealed``;
     the folder ``_unfinished`` in it has none, and is deleted at the end. By it an earlier attempt
-    is told from what somebody keeps there, or ``extract`` has begun.
+    is told from what somebody keeps there, or ``extract`` has begun. After an error what is there
+    goes, but with a ``begin`` that resumes.
     """
     work = incomplete(out)
     check_place(out)
@@ -551,12 +562,17 @@ def new_folder(
             remove(leftover)
         (begin or empty_folder)(work)
         make_folder(mark)
+        ours = work.stat()
         try:
             yield work
         except BaseException:
-            if begin in (None, empty_folder):  # nothing goes on with what is there
-                with suppress(OSError, StorageError):
-                    empty_folder(work)
+            with suppress(OSError, StorageError):
+                # unless it was deleted, and another process has begun its own there
+                if os.path.samestat(ours, work.stat()):
+                    if begin in (None, empty_folder):  # nothing goes on with what is there
+                        empty_folder(work)
+                    elif [*work.glob("*")] == [mark]:
+                        mark.rmdir()
             raise
         if sealed:
             seal(work)

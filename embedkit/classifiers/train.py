@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -31,9 +31,10 @@ from embedkit.classifiers.tuning import fit, predict_proba
 from embedkit.corpus.memory import CorpusLike
 from embedkit.corpus.plan import CorpusOptions, class_columns
 from embedkit.dataset.encoders import encode_as
-from embedkit.dataset.format import Names, dataset_folder
+from embedkit.dataset.format import dataset_folder
 from embedkit.dataset.read import VectorData
 from embedkit.dataset.settings import EXTRACTION
+from embedkit.display import count_text, reasons_text
 from embedkit.errors import UsageError
 from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.records import Positive, Seed
@@ -215,33 +216,13 @@ def side_by_side(
     return results
 
 
-def _data(
-    source: CorpusLike,
-    extraction: Mapping[str, Any],
-    *,
-    features: str,
-    label: Labels,
-    level: str,
-    split: object,
-    **what: Any,
-) -> tuple[Units, DatasetContent, tuple[str, ...], int]:
-    """The units to learn from, their record, the views, and the number of rejected records.
-
-    A corpus is extracted first. TF-IDF reads its texts alone, for which vectors would cost a
-    thousand times as much, unless an option of encoding asks for a dataset, or the labels are
-    values, which are counted by its rows.
-    """
-    options = {name: value for name, value in extraction.items() if value is not None}
-    of_texts = features == "tfidf" and options.keys() <= _READING
-    if of_texts and isinstance(label, str | None) and dataset_folder(source) is None:
-        reading = CorpusOptions(**options, label=label)
-        units = Units.of_corpus(source, reading, level=level, split=split)
-        names = Names(inputs=(units.name,), model="", model_source="", revision=None)
-        return units, corpus_content(units, names), (), sum(units.rejected.values())
-    what |= {"label": label, "level": level, "split": split}
-    data = load_or_extract(source, options, **what)
-    views = tuple(data.views) if features == "vectors" else ()
-    return Units.of_dataset(data, label=label), dataset_content(data), views, data.lost
+def _read_texts(corpus: CorpusLike, reading: CorpusOptions, *, level: str, split: object) -> Units:
+    """The texts of a corpus; what is rejected is told, as it is of one that is extracted."""
+    units = Units.of_corpus(corpus, reading, level=level, split=split)
+    if lost := sum(units.rejected.values()):
+        shown = count_text(lost, "record")
+        logger.warning(f"{units.name}: {shown} rejected{reasons_text(units.rejected)}")
+    return units
 
 
 def _test_set(
@@ -259,9 +240,10 @@ def _test_set(
         further, stored = Units.of_dataset(test_data), (dataset.reading or {}).get("label")
         # the labels that a dataset stores are taken of both, whatever they are called; others are
         # a kept column, or values, which the other dataset does not have
-        if units.level == "sentence" and (column is None or column != stored):
+        is_kept = column in test_data.columns
+        if units.level == "sentence" and (column is None or column != stored or is_kept):
             further = replace(further, label=None)
-            if column in test_data.columns or class_columns(column, test_data.columns):
+            if is_kept or class_columns(column, test_data.columns):
                 further = Units.of_dataset(test_data, label=column)
     else:
         further = units.further(test, keep=settings.columns)
@@ -392,15 +374,26 @@ def train(
     options |= {"task": task, "views": views, "columns": names, "threshold": threshold}
     settings = EstimatorSettings.of(estimator, tune=tune, level=level, **options)
     out = free_out(out, dataset, settings.method, *views, *names, overwrite=overwrite)
-    keep = dict.fromkeys(names, "columns")
-    what: dict[str, Any] = {"features": features, "label": label, "level": level, "split": split}
-    units, described, views, lost = _data(
-        dataset, extraction, **what, view=view, keep=keep, progress=progress
-    )
+    what = {name: value for name, value in extraction.items() if value is not None}
+    # TF-IDF reads the texts of a corpus alone, for which vectors would cost a thousand times as
+    # much, unless an option of encoding asks for a dataset, or the labels are values, which are
+    # counted by its rows
+    of_texts = features == "tfidf" and what.keys() <= _READING
+    if of_texts and isinstance(label, str | None) and dataset_folder(dataset) is None:
+        reading = CorpusOptions(**what, label=label)
+        units = _read_texts(dataset, reading, level=level, split=split)
+        described, views, lost = corpus_content(units), (), sum(units.rejected.values())
+    else:
+        about: dict[str, Any] = {"label": label, "level": level, "split": split, "view": view}
+        about |= {"keep": dict.fromkeys(names, "columns")}
+        data = load_or_extract(dataset, what, **about, progress=progress)
+        units, described = Units.of_dataset(data, label=label), dataset_content(data)
+        lost = data.lost
+        views = tuple(data.views) if features == "vectors" else ()
     method = Frozen(settings._replace(views=views))
     units = _read_by(method.settings, units, fitted=False)
-    about: dict[str, Any] = {"separator": label_separator, "split": split, "seed": seed}
-    problem = Problem.of(units, task=task, folds=folds, **about)
+    splitting: dict[str, Any] = {"split": split, "folds": folds, "seed": seed}
+    problem = Problem.of(units, task=task, separator=label_separator, **splitting)
     method.check(problem)
     # encoded when all else is known to be right
     if test is not None:

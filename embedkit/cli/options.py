@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from embedkit import choices
+from embedkit.errors import did_you_mean
 from embedkit.types import ProgressCallback, no_progress, reported
 
 Option = Callable[[Any], Any]
@@ -35,7 +36,16 @@ LAYERS = (
 )
 
 
-class KnownOrClass(click.Choice[str]):
+class KnownName(click.Choice[str]):
+    """A known name; the nearest one is proposed for another."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Return the message for another name."""
+        near = did_you_mean(str(value), self.choices)
+        return super().get_invalid_choice_message(value, ctx) + near
+
+
+class KnownOrClass(KnownName):
     """A known name, or ``module:Class``."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
@@ -47,7 +57,7 @@ def choice(
     names: Collection[str], default: str | None = None, *, or_class: bool = False
 ) -> dict[str, Any]:
     """Settings of an option with known values, or with ``module:Class`` beside them."""
-    kind = KnownOrClass if or_class else click.Choice
+    kind = KnownOrClass if or_class else KnownName
     return {"type": kind(list(names)), "default": default}
 
 

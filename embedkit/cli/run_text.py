@@ -186,7 +186,7 @@ def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
     if spread := content.seeds_text(_headline(content)):
         yield f"  on held-out {content.noun}s {spread} (of training, which no interval covers)"
     yield from _scores(content)
-    cut = content.truncated
+    cut, rejected = content.truncated, content.dataset.rejected or {}
     epochs = ", ".join(f"{epoch:g}" for epoch in sorted(set(content.epochs)))
     models = count_text(len(content.models), "model")
     yield f"{models}, {content.improving} still improving; best epochs: {epochs}"
@@ -194,6 +194,8 @@ def _finetuned_scores(content: FinetuneRun) -> Iterator[str]:
         lost = f"{cut['tokens']:,} of {cut['tokens_all']:,} tokens"
         limit = content.tokens.max_length
         yield f"{count_text(cut['records'], 'text')} cut at {limit} tokens: {lost} left out"
+    if rejected:
+        yield f"{count_text(sum(rejected.values()), 'record')} rejected{reasons_text(rejected)}"
 
 
 def _scores(content: PredictionRun) -> Iterator[str]:
@@ -221,9 +223,6 @@ def _scores(content: PredictionRun) -> Iterator[str]:
             )
     if content.threshold is not None:
         yield f"decision threshold for {content.classes[1]}: {content.threshold:.3g}"
-    # of a dataset extract has told it
-    if reasons := content.dataset.rejected:
-        yield f"{count_text(sum(reasons.values()), 'record')} rejected{reasons_text(reasons)}"
     test, count = content.test_set, content.records["test"]
     if test and test.rejected:
         rejected = count_text(test.rejected, "record")

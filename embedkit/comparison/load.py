@@ -32,7 +32,7 @@ from embedkit.remote import address_of
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, fold_names, invalid_proba, read_predictions
 from embedkit.runs.run import Cost, FinetuneRun, PredictionRun, ProbeRun
-from embedkit.runs.split import TEST
+from embedkit.runs.split import TEST, VALIDATION
 from embedkit.types import AnyPath, Float64, Int64, ProgressCallback, no_progress, steps
 from embedkit.units.target import float_of, parts_of, set_numbers
 
@@ -54,6 +54,11 @@ class LoadedRun(NamedTuple):
     def has_model(self) -> bool:
         """False of a probe, and of predictions of another tool."""
         return not isinstance(self.content, ProbeRun) and self.content.kind != FOREIGN
+
+
+def with_models(runs: Sequence[LoadedRun]) -> tuple[LoadedRun, ...]:
+    """Return the runs that hold a model."""
+    return tuple(run for run in runs if run.has_model)
 
 
 def read_runs(
@@ -111,7 +116,7 @@ def read_runs(
                 f"{run.path} was made under another split than {first.path}. {advice}"
             )
     # None for runs without a test set of their own; another sample of a file is another one
-    tests = [(run.content.test_set, run.predictions) for run in runs if run.has_model]
+    tests = [(run.content.test_set, run.predictions) for run in with_models(runs)]
     samples = {test and (test.source, np.unique(p.row[p.test]).tobytes()) for test, p in tests}
     if len(samples) > 1:
         logger.warning(
@@ -143,18 +148,10 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
     if content.test_set is not None:
         records = records.take(records.out_of_fold)
     cells = _cells(path, records)
-    if "fold" not in cells:
+    if "fold" in cells:
+        _check_folds(path, cells["fold"], first, fold_names(records.fold))
+    else:
         logger.warning(f"{path} has no column fold: that it had not seen the records is believed")
-    pairs = {*zip(cells.get("fold", ()), fold_names(records.fold), strict="fold" in cells)}
-    moved = [(theirs, ours) for theirs, ours in pairs if theirs != ours]
-    # a column of the corpus names folds in its own way: what counts is which records share one
-    same = all(len({*names}) == len(pairs) for names in zip(*pairs, strict=True))
-    if moved and (not same or "test" in chain.from_iterable(moved)):
-        theirs, ours = min(moved, key=str)
-        raise MismatchError(
-            f"{path} has another fold than {first.path}, such as {theirs!r} instead of {ours!r}. "
-            "Predict each record by a model that was trained without its fold in split.parquet."
-        )
     return LoadedRun(
         name,
         path,
@@ -179,6 +176,33 @@ def _foreign(path: Path, name: str, first: LoadedRun) -> LoadedRun:
     )
 
 
+def _check_folds(
+    path: Path, theirs: Sequence[str | None], first: LoadedRun, ours: Sequence[str]
+) -> None:
+    """Raise a :class:`MismatchError` unless records share a fold of a file as they do in the run.
+
+    A column of the corpus names folds in its own way. Where one fold is held out of records to
+    train on, it is that of validation.
+    """
+    pairs = {(str(name or "").strip(), fold) for name, fold in zip(theirs, ours, strict=True)}
+    single, names = first.content.split.folds == 1, {name.lower() for name, _ in pairs}
+    held_out = VALIDATION if single else names - {"train", ""}
+    wrong = [
+        (name, fold)
+        for name, fold in pairs
+        # one name for each fold, and one fold for each name
+        if sum(name == n or fold == f for n, f in pairs) > 1
+        or ("test" in (name.lower(), fold) and name.lower() != fold)
+        or (name != fold and name.lower() not in {*held_out, "test"})
+    ]
+    if wrong:
+        name, fold = min(wrong, key=lambda pair: (pair[0] == pair[1], pair))
+        raise MismatchError(
+            f"{path} has another fold than {first.path}, such as {name!r} instead of {fold!r}. "
+            "Predict each record by a model that was trained without its fold in split.parquet."
+        )
+
+
 def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]]:
     """The columns of a file of predictions, in the order of the records."""
     proba = [f"proba_{label}" for label in records.classes]
@@ -193,7 +217,7 @@ def _cells(path: Path, records: Predictions) -> dict[str, tuple[str | None, ...]
             each = f", proba_ of each class and no other ({', '.join(proba):.200}), or both"
             expected = f"y_pred{each if proba else ''}"
             lacking = "y_pred" if "id" in columns else "id"
-            quoted = " Quotes are read in a .csv." * any('"' in name for name in columns)
+            quoted = " Quotes are read in a .csv." if any('"' in c for c in columns) else ""
             raise UsageError(
                 f"{path}: expected the columns id, and {expected}; it has "
                 f"{', '.join(map(repr, columns)):.200}.{quoted or did_you_mean(lacking, columns)}"

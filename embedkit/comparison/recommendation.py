@@ -171,10 +171,12 @@ def _reason(compared: Compared, chosen: Row) -> str:
         records = records_to_decide(gap, compared.min_difference, count, pairs=compared.tests)
         if 1 <= records < math.inf:
             text += f": about {float(f'{records:.1g}'):,.0f} more {compared.noun}s would decide"
-    elif equal:
+    elif level := [n for n, gap in gaps.items() if compared.judge(gap) != "better"]:
         others = count_text(len(rivals), "other")
-        text += f"; {len(equal)} of {others} not proven worse, but not cheaper"
-    elif all(compared.judge(gap) == "better" for gap in gaps.values()):
+        text += f"; {len(level)} of {others} not proven worse"
+        # of those that are no candidates, the cost says nothing
+        text += ", but not cheaper" if set(level) <= set(equal) else ""
+    else:
         text += ", proven against all others"
     alone = next((r for r in compared.rows if r.kind not in ("blend", "majority")), None)
     if chosen.kind == "blend" and alone is not None:
@@ -203,9 +205,12 @@ def _failed(compared: Compared) -> str:
     # a method behind the winner explains nothing: it would not have been taken anyway
     if not failed or compared.rows.index(failed[0]) > compared.rows.index(compared.winner):
         return ""
-    name = failed[0].name
-    tested = _score_of(compared, name, test=True)
-    return f" {name} has {_score_of(compared, name)}, but fails on the test set: {tested}."
+    name, metric = failed[0].name, compared.metric
+    best = min if compared.lower else max
+    tested = best((r for r in compared.rows if r.test), key=lambda row: row.test[metric].value)
+    mine, theirs = (_score_of(compared, method, test=True) for method in (name, tested.name))
+    sentence = f" {name} has {_score_of(compared, name)}, but fails on the test set: {mine}"
+    return f"{sentence}, {tested.name} {theirs}."
 
 
 def fit_text(row: Row) -> str:

@@ -19,7 +19,14 @@ import numpy as np
 from embedkit import storage
 from embedkit.choices import BLENDS, PREFERENCES, check_choice
 from embedkit.comparison.blend import Blend, blend, threshold_of
-from embedkit.comparison.load import Dataset, LoadedRun, find_datasets, input_differences, read_runs
+from embedkit.comparison.load import (
+    Dataset,
+    LoadedRun,
+    find_datasets,
+    input_differences,
+    read_runs,
+    with_models,
+)
 from embedkit.display import Shown
 from embedkit.errors import UsageError
 from embedkit.runs.intervals import Difference, Estimate, Score, estimates, holm
@@ -170,7 +177,7 @@ class Compared:
     @property
     def models(self) -> tuple[LoadedRun, ...]:
         """The runs that hold a model."""
-        return tuple(run for run in self.runs if run.has_model)
+        return with_models(self.runs)
 
     @property
     def probes(self) -> tuple[tuple[str, ProbeRun], ...]:
@@ -308,7 +315,7 @@ def compare(
 
 
 def _seen_texts(runs: Sequence[LoadedRun]) -> int:
-    tests = [run.content.test_set for run in runs if run.has_model]
+    tests = [run.content.test_set for run in with_models(runs)]
     return max((test.seen_texts for test in tests if test), default=0)
 
 
@@ -403,7 +410,7 @@ def _predictions(
     """Predictions of the runs, their blends and the majority by name; and the blends by kind."""
     by_run = {run.name: run.predictions for run in runs}
     blends: dict[str, Blend] = {}
-    records, models = runs[0].predictions, [run for run in runs if run.has_model]
+    records, models = runs[0].predictions, with_models(runs)
     if len(models) > 1:
         contents = [run.content for run in models]
         about: dict[str, Any] = {"threshold": threshold_of(metric, contents)}
@@ -458,7 +465,7 @@ def _metric(name: str | None, runs: Sequence[LoadedRun]) -> str:
     if name is None and not p.classes:
         name = next(iter(metrics_of(p)))
     elif name is None:
-        contents = [run.content for run in runs if run.has_model] or [run.content for run in runs]
+        contents = [run.content for run in with_models(runs) or runs]
         name = headline_metric(contents, p.y.sum(0) if p.of_sets else np.bincount(p.y))
     # also that of a run, whose file may say anything
     name = named_metric(name)
@@ -536,7 +543,7 @@ def _costs(
         )
     # blends need all that their runs need, but no vectors twice
     if blends:
-        models = [run for run in runs if run.has_model]
+        models = with_models(runs)
         model_costs = [costs[run.name] for run in models]
         # of frozen vectors each dataset once, every fine-tuned encoder by itself
         encoders = {

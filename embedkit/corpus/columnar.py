@@ -81,8 +81,9 @@ class _ColumnarTable(Table):
             advice = f"It is not a readable {self.title} file."
             raise unreadable(path, error, error=CorpusError, advice=advice) from error
         check_names(self.columns, path)
-        if name := _unstored_index(schema):
-            problem = f"{path}: of the index {name!r} pandas has stored start and step alone"
+        # else the ids would silently be the numbers of rows
+        if "id" not in self.columns and _unstored_index(schema) == "id":
+            problem = f"{path}: of the index 'id' pandas has stored start and step alone"
             raise CorpusError(f"{problem}. Write frame.reset_index().")
 
     @abstractmethod
@@ -119,10 +120,9 @@ class _ColumnarTable(Table):
                     self._done += 1
                     yield _row(values)
         except _ERRORS as error:
-            late = "; a date after the year 9999 has to be a text" * isinstance(
-                error, OverflowError
-            )
-            advice = f"Fetch it again{late}."
+            advice = "Fetch it again."
+            if isinstance(error, OverflowError):
+                advice = "A date after the year 9999, or a longer time, has to be a text."
             raise unreadable(self.path, error, error=CorpusError, advice=advice) from error
 
     def problem_of(self, name: str, *, role: str = "") -> str:

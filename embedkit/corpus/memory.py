@@ -90,8 +90,11 @@ class InputFile(SourceFile):
             raise unreadable(path, error, error=CorpusError, advice=near.strip()) from error
         if stat.S_ISDIR(status.st_mode):
             # of what Dataset.save_to_disk writes the data, and not what is said of them
-            example = next(path.glob("*.arrow"), path / "corpus.tsv")
-            advice = f"give its files, such as {example}"
+            data = (".arrow", ".parquet")
+            files = sorted(
+                islice(path.rglob("*.*"), 1_000), key=lambda file: file.suffix not in data
+            )
+            advice = f"give its files{f', such as {files[0]}' if files else ''}"
             if (path / "SHA256SUMS").is_file():
                 advice = "it is of embedkit, and other commands take it as it is"
             raise CorpusError(f"{path} is a folder; {advice}.")
@@ -151,7 +154,7 @@ def input_files(corpus: CorpusLike) -> Iterator[list[InputFile]]:
     paths = paths_of(corpus)
     if paths is not None and [str(path) for path in paths].count("-") > 1:
         raise UsageError("standard input (-) can be read once only; it was given twice.")
-    # where a copy is made alone: a kill would leave the folder
+    # only where something is copied, since a kill leaves the folder
     copied = paths is None or any(str(path) == "-" or address_of(path) for path in paths)
     temporary = tempfile.TemporaryDirectory(prefix="embedkit-") if copied else nullcontext("")
     with temporary as folder:

@@ -82,7 +82,7 @@ class DatasetEncoder:
 
     def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Float32:
         """``(n, width)`` float32: the views side by side, as the dataset would have stored them."""
-        parts = (self.views(*part) for _, *part in _parts(texts, pairs))
+        parts = (self.views(some, beside) for _, some, beside in _parts(texts, pairs))
         return np.concatenate([np.concatenate([*views.values()], axis=1) for views in parts])
 
     def views(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> dict[str, Float32]:
@@ -97,7 +97,8 @@ class DatasetEncoder:
         from embedkit.encoding.tables import joined  # which loads torch
 
         parts = _parts(texts, spans)
-        return joined([(i, self.views_and_words(t, spans=s)[1]) for i, t, s in parts])
+        tables = ((i, self.views_and_words(some, spans=inside)[1]) for i, some, inside in parts)
+        return joined([*tables])
 
     def views_and_words(
         self,

@@ -20,7 +20,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import groupby
 from pathlib import Path
 from pickle import UnpicklingError
@@ -50,9 +50,13 @@ from embedkit.scale import undisturbed
 
 logger = logging.getLogger(__name__)
 
-# a process that is forked, as by a server that loads before, has none of the threads of the first
-# one, for which it would wait for ever
-os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+
+@cache
+def _outlive_forks() -> None:
+    # a process that is forked, as by a server that loads before, has none of the threads of the
+    # first one, for which it would wait for ever
+    os.register_at_fork(after_in_child=partial(torch.set_num_threads, 1))
+
 
 BATCH_TOKENS = {"int8": 1_024, "cpu": 2_048, "cuda": 65_536}
 """Tokens per batch by precision or device; on CPU few, so that activations stay in the cache, and
@@ -216,6 +220,7 @@ class Model:
         self.dtype: torch.dtype = weight.dtype
         # asked once: a look at a signature takes longer than a product of a short text
         self._takes_types = takes_segments(module)
+        _outlive_forks()
 
     @property
     def leaves_words(self) -> bool:

@@ -417,11 +417,10 @@ def fastest(plain: PlainModel) -> Model:
                         )
                 # MKL divides so few rows by the columns of the weights, which leaves the sums of
                 # most widths as they were; of narrow models it divides odd lengths otherwise
-                lengths = (
-                    min(plain.checkpoint.positions, longest) for longest in (ROWS, 13, 11, 7)
-                )
+                longest = min(plain.checkpoint.positions, ROWS)
                 packed.short_on_two = packed.one_thread and not any(
-                    _bits_differ(packed, _random(plain, [length]), 1, 2) for length in lengths
+                    _bits_differ(packed, _random(plain, [length]), 1, 2)
+                    for length in (longest, *range(1, longest, 2))
                 )
                 return packed
             reason = f"differs from the plain one by {worst:.1e} on this machine"

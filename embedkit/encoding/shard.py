@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -105,12 +105,20 @@ def queue_shard(
     return PendingShard(nbytes, partial(shard.result, launched))
 
 
+T = TypeVar("T")
+
+
 @of_all_threads
 def _threads_kept() -> Callable[[], object]:
     """As many threads of torch afterwards as before, for threads that begin then."""
-    # the number of the process is what a new thread has; this one may have begun beside a batch
-    with ThreadPoolExecutor(1) as new:
-        return partial(torch.set_num_threads, new.submit(torch.get_num_threads).result())
+
+    # the number of the process is that of a new thread: this one may have begun beside a batch, or
+    # have another by itself, which it keeps
+    def anew(function: Callable[..., T], *arguments: Any) -> T:
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(function, *arguments).result()
+
+    return partial(anew, torch.set_num_threads, anew(torch.get_num_threads))
 
 
 class _Shard:

@@ -202,14 +202,14 @@ def _tsne(
     neighbours = PrecomputedNeighbors(indices, 1 - cosines)
     # a small start without exaggeration would tear apart what lies together
     size = 1e-4 / max(float(init.std(axis=0).max()), 1e-12) if first else 1.0
-    left = Event()
+    left, rounds = Event(), list[int]()
     embedding = TSNEEmbedding(
         size * init.astype(np.float64),
         PerplexityBasedNN(knn_index=neighbours, perplexity=_PERPLEXITY, n_jobs=threads),
         negative_gradient_method="bh" if len(init) <= _TREE else "fft",
         random_state=seed,
         n_jobs=threads,
-        callbacks=[lambda *_: after(), lambda *_: left.is_set()],
+        callbacks=[lambda *_: rounds.append(1), lambda *_: left.is_set()],
         callbacks_every_iters=_ROUND,
     )
 
@@ -225,8 +225,11 @@ def _tsne(
     with ThreadPoolExecutor(1) as thread:
         try:
             layout = thread.submit(optimize)
-            while not wait([layout], 0.1).done:  # a wait without an end may sleep through a signal
-                pass
+            while not layout.done() or rounds:
+                wait([layout], 0.1)  # a wait without an end may sleep through a signal
+                for _ in range(len(rounds)):
+                    rounds.pop()
+                    after()
             layout.result()
         finally:
             left.set()  # after an interrupt the thread ends with its round

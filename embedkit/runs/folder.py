@@ -96,7 +96,8 @@ def free_out(
     if out is None:
         # a table in memory has the name of its type, such as dataframe
         paths = paths_of(source)
-        stem = type(source).__name__.lower() if paths is None else stem_of(paths[0])
+        # the folder that the command runs in has no name as it is given
+        stem = stem_of(paths[0]) or Path.cwd().name if paths else type(source).__name__.lower()
         stem = "input" if stem == "-" else stem
         out = Path("runs", "-".join([stem, *(re.sub(r"[^\w.]+", "_", name) for name in names)]))
     out = Path(out)
@@ -298,7 +299,9 @@ def versions() -> dict[str, str]:
     return libraries
 
 
-def corpus_content(units: Units, names: Names, model: ModelRecord | None = None) -> DatasetContent:
+def corpus_content(
+    units: Units, names: Names | None = None, model: ModelRecord | None = None
+) -> DatasetContent:
     """Return the record of a corpus, or of the texts of a dataset, for ``run.json``."""
     # file contents and how they were read, not the path of the file
     shaping = json.dumps({"source": units.source, "reading": units.reading}, sort_keys=True)
@@ -306,7 +309,7 @@ def corpus_content(units: Units, names: Names, model: ModelRecord | None = None)
         fingerprint=hashlib.sha256(shaping.encode()).hexdigest(),
         source=units.source,
         model=model,
-        names=names,
+        names=names or Names(inputs=(units.name,), model="", model_source="", revision=None),
         pairs=units.pairs,
         reading=units.reading,
         rejected=units.rejected,

@@ -307,7 +307,7 @@ def align_split(file: str | Path | Split, records: Units) -> Split:
 _SMALLEST_TEST = 0.01
 # at most so many strata of a regression
 _BINS = 10
-_VALIDATION = frozenset(("validation", "valid", "val", "dev"))
+VALIDATION = frozenset(("validation", "valid", "val", "dev"))
 _HOLDOUT = 5  # of one fold, a record of so many is held out
 
 
@@ -431,7 +431,7 @@ def split_by_column(
     groups = same_text_groups(records.key, None, len(records))
     result = np.where(in_test, TEST, UNUSED)
     shuffled, kinds = len(names) == 1, np.char.lower(names).tolist()
-    if len(kinds) == 2 and "train" in kinds and not _VALIDATION.isdisjoint(kinds):
+    if len(kinds) == 2 and "train" in kinds and not VALIDATION.isdisjoint(kinds):
         result[used] = np.where(np.char.lower(marks[used]) == "train", TRAIN, 0)
     elif shuffled:
         strata = _strata(records.take(np.flatnonzero(used)), folds, sets)

@@ -99,7 +99,7 @@ def test_a_corpus_and_its_dataset_give_the_same_tagger(
     write_frame(frame, tmp_path / "new.jsonl")
     caplog.clear()
     assert predict_file(tmp_path / "a", tmp_path / "new.jsonl", out=tmp_path / "new.tsv")[0] == 4
-    assert caplog.messages[-1] == "no prediction of 2 words of which the model reads no token"
+    assert caplog.messages[-1] == "no prediction of 2 words without a token"
 
 
 def test_words_without_a_label_are_neither_trained_on_nor_scored(tmp_path: Path) -> None:

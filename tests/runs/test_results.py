@@ -7,6 +7,7 @@ import json
 import shutil
 import zipfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -291,9 +292,18 @@ def test_folds_from_a_column(shared: Path, tmp_path: Path, notes: list[str]) -> 
     theirs = predictions(at).replace({"fold": {"0": "a", "1": "b"}})
     file = write_frame(theirs[["id", "fold", "y_pred"]], tmp_path / "llm.csv")
     assert len(embedkit.compare([at, file]).runs) == 2
-    write_frame(theirs.assign(fold=theirs["fold"].shift(fill_value="a")), file)
-    with pytest.raises(MismatchError, match="another fold"):
-        embedkit.compare([at, file])
+    moved = theirs["fold"].shift(fill_value="a")
+    for fold in (moved, theirs["fold"].replace("b", "train"), theirs["fold"].replace("b", "")):
+        write_frame(theirs.assign(fold=fold), file)
+        with pytest.raises(MismatchError, match="another fold"):
+            embedkit.compare([at, file])
+    # where one fold is held out, it is that of validation and not of training
+    at = tmp_path / "run-held"
+    for fold, fits in (("Validation", True), ("train", False), ("a", False)):
+        theirs = predictions(at).replace({"fold": {"0": fold, "test": "Test"}})
+        write_frame(theirs[["id", "fold", "y_pred"]], file)
+        with nullcontext() if fits else pytest.raises(MismatchError, match="another fold"):
+            embedkit.compare([at, file])
     notes.clear()
     train(tmp_path / "named", out=tmp_path / "told", split="part")
     parts = pd.Series(np.arange(N) % 3)
