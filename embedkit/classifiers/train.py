@@ -216,13 +216,28 @@ def side_by_side(
     return results
 
 
-def _read_texts(corpus: CorpusLike, reading: CorpusOptions, *, level: str, split: object) -> Units:
-    """The texts of a corpus; what is rejected is told, as it is of one that is extracted."""
-    units = Units.of_corpus(corpus, reading, level=level, split=split)
-    if lost := sum(units.rejected.values()):
-        shown = count_text(lost, "record")
-        logger.warning(f"{units.name}: {shown} rejected{reasons_text(units.rejected)}")
-    return units
+def _data(
+    source: CorpusLike, what: dict[str, Any], *, features: str, label: Labels, **about: Any
+) -> tuple[Units, DatasetContent, tuple[str, ...], int]:
+    """The units to learn from, their record, the views, and the number of rejected records.
+
+    A corpus is extracted first, with the options ``what``; ``about`` as for
+    :func:`load_or_extract`. TF-IDF reads its texts alone, for which vectors would cost a thousand
+    times as much, unless an option of encoding asks for a dataset, or the labels are values, which
+    are counted by its rows.
+    """
+    of_texts = features == "tfidf" and what.keys() <= _READING
+    if of_texts and isinstance(label, str | None) and dataset_folder(source) is None:
+        reading = CorpusOptions(**what, label=label)
+        units = Units.of_corpus(source, reading, level=about["level"], split=about["split"])
+        # told, as it is of a corpus that is extracted
+        if lost := sum(units.rejected.values()):
+            shown = count_text(lost, "record")
+            logger.warning(f"{units.name}: {shown} rejected{reasons_text(units.rejected)}")
+        return units, corpus_content(units), (), lost
+    data = load_or_extract(source, what, label=label, **about)
+    views = tuple(data.views) if features == "vectors" else ()
+    return Units.of_dataset(data, label=label), dataset_content(data), views, data.lost
 
 
 def _test_set(
@@ -375,21 +390,9 @@ def train(
     settings = EstimatorSettings.of(estimator, tune=tune, level=level, **options)
     out = free_out(out, dataset, settings.method, *views, *names, overwrite=overwrite)
     what = {name: value for name, value in extraction.items() if value is not None}
-    # TF-IDF reads the texts of a corpus alone, for which vectors would cost a thousand times as
-    # much, unless an option of encoding asks for a dataset, or the labels are values, which are
-    # counted by its rows
-    of_texts = features == "tfidf" and what.keys() <= _READING
-    if of_texts and isinstance(label, str | None) and dataset_folder(dataset) is None:
-        reading = CorpusOptions(**what, label=label)
-        units = _read_texts(dataset, reading, level=level, split=split)
-        described, views, lost = corpus_content(units), (), sum(units.rejected.values())
-    else:
-        about: dict[str, Any] = {"label": label, "level": level, "split": split, "view": view}
-        about |= {"keep": dict.fromkeys(names, "columns")}
-        data = load_or_extract(dataset, what, **about, progress=progress)
-        units, described = Units.of_dataset(data, label=label), dataset_content(data)
-        lost = data.lost
-        views = tuple(data.views) if features == "vectors" else ()
+    about: dict[str, Any] = {"label": label, "level": level, "split": split, "view": view}
+    about |= {"keep": dict.fromkeys(names, "columns"), "progress": progress}
+    units, described, views, lost = _data(dataset, what, features=features, **about)
     method = Frozen(settings._replace(views=views))
     units = _read_by(method.settings, units, fitted=False)
     splitting: dict[str, Any] = {"split": split, "folds": folds, "seed": seed}
