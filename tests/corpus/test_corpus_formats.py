@@ -223,7 +223,7 @@ def test_what_pandas_and_python_cannot_give_back(folder: Folder) -> None:
         read_corpus(folder.path / "range.parquet")
     days = pa.array([0, 3_000_000], pa.int32()).cast(pa.date32())  # of the year 10183
     pq.write_table(pa.table({"text": ["a", "b"], "day": days}), folder.path / "late.parquet")
-    with pytest.raises(CorpusError, match="A date after the year 9999.* has to be a text"):
+    with pytest.raises(CorpusError, match=r"A date after the year 9999.* has to be a text"):
         read_corpus(folder.path / "late.parquet", keep=["day"])
 
 
