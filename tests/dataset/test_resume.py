@@ -126,12 +126,14 @@ def test_what_embedkit_did_not_make_is_never_touched(
 # What changed between two runs
 
 
-def test_a_job_without_a_shard_binds_nobody(corpus: Path, tmp_path: Path, once_before: Any) -> None:
+def test_a_job_without_a_shard_binds_nobody(corpus: Path, tmp_path: Path) -> None:
     """It is begun again with other settings, unless somebody put a file there."""
     for name in ("out", "other"):
-        once_before(JobFolder, "commit", CRASH)
-        with pytest.raises(KeyboardInterrupt):
-            run(corpus, tmp_path / name)
+        # each of the writers, which commit side by side
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(JobFolder, "commit", CRASH)
+            with pytest.raises(KeyboardInterrupt):
+                run(corpus, tmp_path / name)
     mine = tmp_path / "other.incomplete/sentences/mine.txt"
     mine.touch()
     with pytest.raises(MismatchError, match=r"input\.limit"):
