@@ -43,6 +43,26 @@ def test_writers_of_one_file_do_not_meet(
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
+@pytest.mark.parametrize("deleted", [False, True])
+def test_an_attempt_takes_away_what_it_wrote_and_nothing_else(
+    tmp_path: Path, deleted: bool
+) -> None:
+    """Also where its folder was deleted, and another process has begun its own there."""
+    work = tmp_path / "x.incomplete"
+
+    def interrupted() -> None:
+        (work / "half").touch()
+        if deleted:
+            work.rename(tmp_path / "gone")
+            work.mkdir()
+            (work / "theirs").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), storage.new_folder(tmp_path / "x"):
+        interrupted()
+    assert [path.name for path in tmp_path.glob("x*/*")] == ["theirs"] * deleted
+
+
 def test_what_somebody_keeps_in_the_place_of_work_stays(tmp_path: Path) -> None:
     for name in ("thesis.txt", "_embedkit/job.json"):
         file = tmp_path / "x.incomplete" / name

@@ -85,6 +85,15 @@ def test_tf_idf_reads_a_corpus_without_vectors(tmp_path: Path, level: Any) -> No
         assert made[0] == made[1]
 
 
+def test_a_test_set_is_scored_by_the_column_of_the_label(frame: pd.DataFrame) -> None:
+    """Also one that stores another label, and keeps this one."""
+    both = frame.rename(columns={"label": "stars"}).assign(other=1 - frame["label"])
+    both.to_csv("both.csv", index=False)
+    test = extracted(both, label="other", keep=["stars"], out="test").out
+    run = embedkit.train("both.csv", label="stars", features="tfidf", test=test)
+    assert run.content.scores["test"]["accuracy"].value > 0.9
+
+
 def test_a_corpus_is_extracted_before_it_is_fitted(frame: pd.DataFrame) -> None:
     """Its run is that of the dataset with the same name, and the options of reading count."""
     extracted(frame.drop(columns="label").assign(stars=frame["label"]), label="stars")
