@@ -20,7 +20,7 @@ import numpy as np
 
 from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
-from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus, spans_of
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus, plan_further, spans_of
 from embedkit.corpus.records import CorpusReader, Record, check_spans, sentence_spans
 from embedkit.corpus.tables import BadRecordError
 from embedkit.dataset.encoders import encode_as
@@ -546,6 +546,12 @@ def _plan_as(
     content = None if _is_checkpoint(os.fspath(run)) else read_run(Path(run))
     if isinstance(content, PredictionRun):
         names = content.dataset.reading or {}
+    # a file without a header, or with other delimiters, has no option of predict; its encoding has,
+    # and what is no table tells its format itself
+    dialect = names.get("dialect") or {}
+    tabular = dialect.get("format") in ("tsv", "csv")
+    dialect = {n: v for n, v in dialect.items() if tabular and n != "encoding"}
+    planned = partial(plan_further, files, dialect=dialect, name="")
     # what the user names is not looked up
     roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
     named = {name: names.get(name) for name in roles}
@@ -553,10 +559,14 @@ def _plan_as(
     # the ids may have another name, and the text too; then all is guessed, as for any corpus
     for columns in (named, {n: c for n, c in named.items() if n != "id"}):
         with suppress(CorpusError):
-            plan = plan_corpus(files, replace(reading, **columns))
+            plan = planned(replace(reading, **columns))
+            if not (plan.header or dialect.get("header", True)):
+                said = f"{files[0].name} is read without a header, as the corpus of the run was"
+                logger.info(said)
             break
     else:
-        plan, columns = plan_corpus(files, reading), {}
+        planned, columns = partial(plan_corpus, files), {}
+        plan = planned(reading)
     spans, words = tuple(names.get("spans") or ()), getattr(content, "level", "") == "word"
     if words and spans and not reading.spans:
         # else words would be predicted, under the numbers of spans
@@ -568,11 +578,11 @@ def _plan_as(
                 "Extract a dataset with those, and predict it."
             )
         columns |= {"spans": spans}
-        plan = plan_corpus(files, replace(reading, **columns))
+        plan = planned(replace(reading, **columns))
     if submission is not None and reading.id is None:
         first = next(iter(submission))
         if first in plan.columns:
-            plan = plan_corpus(files, replace(reading, **columns | {"id": first}))
+            plan = planned(replace(reading, **columns | {"id": first}))
         elif plan.id is None:
             raise UsageError(
                 f"{files[0].name} has no column of ids. Name it with {Option('id')}, or with the "

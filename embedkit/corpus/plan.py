@@ -20,7 +20,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
@@ -262,6 +262,25 @@ def planned_corpus(corpus: CorpusLike, options: CorpusOptions) -> Iterator[Corpu
         for notice in plan.notices:
             logger.info(notice)
         yield plan
+
+
+def plan_further(
+    files: Sequence[InputFile], options: CorpusOptions, dialect: Mapping[str, Any], *, name: str
+) -> CorpusPlan:
+    """Plan a further corpus in the ``dialect`` of an earlier one with this name, or in its own.
+
+    Another dialect, such as that of a ``.csv`` beside a ``.tsv``, is seen by columns that the file
+    does not have in the earlier one.
+    """
+    # any file can be read line by line: its name tells better, unless the format of such a file was
+    # named. What .txt is nobody knows
+    path, unclear = files[0].path, (".txt", suffix_of(Path(name)))
+    kind = "" if suffix_of(path) in unclear else format_of_name(path)
+    dialect = {} if kind and dialect.get("format") == "lines" else dialect
+    with suppress(CorpusError):
+        return plan_corpus(files, dataclasses.replace(options, **dialect))
+    # columns by number are those of a file without a header
+    return plan_corpus(files, dataclasses.replace(options, header=dialect.get("header", True)))
 
 
 def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPlan:

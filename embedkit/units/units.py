@@ -41,11 +41,10 @@ from embedkit.corpus.plan import (
     CorpusOptions,
     CorpusPlan,
     class_columns,
-    plan_corpus,
+    plan_further,
     planned_corpus,
     spans_of,
 )
-from embedkit.corpus.readers import format_of_name, suffix_of
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.corpus.values import set_text, text_of
 from embedkit.dataset.fold_models import keys_of_texts
@@ -55,7 +54,7 @@ from embedkit.dataset.read import VectorData, has_label, text_keys
 from embedkit.display import count_text, reasons_text
 from embedkit.encoding.windows import ranges
 from embedkit.encoding.words import word_spans
-from embedkit.errors import CorpusError, MismatchError, Option, OutputExistsError, UsageError
+from embedkit.errors import MismatchError, Option, OutputExistsError, UsageError
 from embedkit.types import Bool, Int64, ProgressCallback, no_progress
 from embedkit.units.target import SEPARATOR, Target, check_offset, numbers_of
 
@@ -200,19 +199,8 @@ class Units:
         columns = ["text", "text_pair"] + ["spans"] * (self.level == "word")
         reading = replace(reading, **{n: before[n] for n in columns})
         with input_files(source) as files:
-            # any file can be read line by line: its name tells better, unless the format of such a
-            # file was named. What .txt is nobody knows
-            path, unclear = files[0].path, (".txt", suffix_of(Path(self.name)))
-            kind = "" if suffix_of(path) in unclear else format_of_name(path)
-            if kind and dialect["format"] == "lines":
-                dialect = {"encoding": dialect["encoding"]}
-            try:
-                plan = plan_corpus(files, replace(reading, **dialect))
-            except CorpusError:
-                # columns by number need the dialect as it is
-                if not dialect.get("header", True):
-                    raise
-                plan = plan_corpus(files, replace(reading, encoding=dialect["encoding"]))
+            reading = replace(reading, encoding=dialect["encoding"])
+            plan = plan_further(files, reading, dialect, name=self.name)
             # labels of words come from the marks of a corpus such as CoNLL-U, or from a column,
             # which a test file need not have
             of_words = before["word_label"] if self.level == "word" else None

@@ -144,6 +144,25 @@ def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> N
     assert not (tmp_path / "no.csv").exists()
 
 
+@pytest.mark.parametrize("dialect", [{"header": False}, {"delimiter": "~"}])
+def test_predict_reads_the_dialect_of_the_run(tmp_path: Path, dialect: dict[str, Any]) -> None:
+    mark, names = (
+        dialect.get("delimiter", "\t"),
+        ["0", "1", "2"] if "header" in dialect else ["n", "y", "t"],
+    )
+    rows = pd.DataFrame({names[0]: range(16), names[1]: [0, 1] * 8, names[2]: [*TEXTS, *TEXTS]})
+    rows.to_csv(tmp_path / "c.tsv", sep=mark, index=False, header="delimiter" in dialect)
+    columns: Any = dict(zip(("id", "label", "text"), names, strict=True))
+    train(tmp_path / "c.tsv", out=tmp_path / "run", features="tfidf", folds=2, **columns, **dialect)
+    rows.to_json(tmp_path / "c.jsonl", orient="records", lines=True)
+    for suffix in ("tsv", "jsonl"):
+        done = predict_file(
+            tmp_path / "run", tmp_path / f"c.{suffix}", out=tmp_path / f"{suffix}.csv"
+        )
+        assert done == (16, "text", {})
+    assert (tmp_path / "tsv.csv").read_bytes() == (tmp_path / "jsonl.csv").read_bytes()
+
+
 def test_a_frame_is_no_list_of_texts(folder: Path) -> None:
     predictor = embedkit.Predictor(folder / "spam")
     for read in (load_quickly(str(tiny_model())).encode, predictor.predict):
