@@ -149,7 +149,8 @@ def checked_value(name: str, value: Any, hint: Any) -> Any:
     if not all(kind.name for kind in kinds):
         return value
     expected = " or ".join(kind.name for kind in kinds if kind.name != "None")
-    if hasattr(value, "get_params"):  # an estimator of scikit-learn, which is named
+    # an estimator of scikit-learn, which is named; a pipeline has no name
+    if hasattr(value, "get_params") and not hasattr(value, "steps"):
         kind = value if isinstance(value, type) else type(value)
         expected += f", as '{kind.__module__.partition('._')[0]}:{kind.__name__}'"
     raise UsageError(f"expected {expected}.", **{name: value})

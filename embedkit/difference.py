@@ -327,8 +327,9 @@ def _vectors_of(frame: Any, column: str | None, *, named: bool) -> NDArray[Any]:
         # by number, not by place: a table may be sorted by the names of its columns
         return np.asarray(frame[[c for _, c in sorted(numbered[chosen[0]].items())]])
     rows = [_numbers(cell) for cell in frame[chosen[0]]]
-    if odd := [i for i, row in enumerate(rows) if row.shape != rows[0].shape]:
-        raise ValueError(f"{chosen[0]}, row {odd[0]} has no {rows[0].size} numbers, unlike row 0")
+    shape = _numbers(first[chosen[0]][0]).shape
+    if odd := [i for i, row in enumerate(rows) if row.shape != shape]:
+        raise ValueError(f"{chosen[0]}, row {odd[0]} has no {shape[0]} numbers")
     return np.array(rows, np.float32)
 
 

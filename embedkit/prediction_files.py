@@ -256,12 +256,12 @@ def read_prediction_files(
     without classes the values ``(n,)``.
     """
     columns = ["row", "id", *([f"proba_{name}" for name in classes] or ["value"])]
-    proba, records = [], list[tuple[Any, ...]]()
+    proba, records = list[Float64](), list[tuple[Any, ...]]()
     for path in paths:
         row, ids, *numbers = _cells(path, columns)
         keys = list(zip(row, ids, strict=True))
         # by row and id: probabilities of other records would be averaged without notice
-        records = records or keys
+        records = records if proba else keys
         if sorted(keys) != sorted(records):
             raise MismatchError(f"{path} and {paths[0]} are not predictions of the same corpus.")
         place = {key: number for number, key in enumerate(keys)}

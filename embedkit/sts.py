@@ -55,7 +55,7 @@ class PairSimilarity(Shown):
     model: str
 
     def as_rows(self) -> list[dict[str, Any]]:
-        """Rows of the agreement with the scores, or of the records."""
+        """Rows of the agreement with the scores, or of the fields."""
         rows = [{"view": view} | scores for view, scores in self.agreement.items()]
         return rows or Shown.as_rows(self)
 

@@ -20,7 +20,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.utils.class_weight import compute_sample_weight
 
 from embedkit.classifiers.estimators import EstimatorSettings, build_pipeline
-from embedkit.errors import Option, UsageError, first_line
+from embedkit.errors import UsageError, first_line
 from embedkit.runs.cross_validation import Problem
 from embedkit.runs.metrics import LOWER_IS_BETTER, best_threshold, beta_of, metrics_for
 from embedkit.runs.predictions import decide
@@ -90,8 +90,7 @@ def fit(problem: Problem, train: Int64, settings: EstimatorSettings) -> Fitted:
             model = _fit_estimator(estimator, X, y, folds, settings)
         # such as an area where the held-out records are of one class: nothing could be chosen by it
         if tunable and np.isnan(choice.score):
-            without = Option("tune", False, before="; pass ")
-            raise ValueError(f"an inner fold has no {settings.metric or 'score'}{without}")
+            raise UsageError("an inner fold has none. Choose another.", metric=settings.metric)
     # our own message is about an option already
     except UsageError:
         raise

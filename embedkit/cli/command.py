@@ -82,9 +82,8 @@ class Commands(click.Group):
             say(error.format_message(), err=True)
             return error.exit_code
         except click.ClickException as error:
-            # the context of the group itself has no parent: then it is embedkit --help
-            context = getattr(error, "ctx", None)
-            name = f" {context.info_name}" if context and context.parent else ""
+            # not from the error's context, which click leaves out of some errors
+            name = f" {words[0]}" if words and words[0] in self.commands else ""
             message, code = error.format_message(), error.exit_code
             if isinstance(error, click.NoSuchOption):  # click is reminded of --out by --format
                 names = error.possibilities or ()

@@ -155,7 +155,7 @@ def extract(
             data = {**cost, "output": output}
             return Result(data, lambda: _estimate_text(plan, cost, output), asked_for=True)
         result = run_plan(plan, overwrite=overwrite, reuse=reuse, progress=progress)
-    if chosen.part is not None and not result.was_complete:
+    if result.is_part:
         missing = count_text(result.missing_shards, "shard")
         return Result(
             {"out": str(result.out), "missing_shards": result.missing_shards},

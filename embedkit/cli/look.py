@@ -488,11 +488,11 @@ def _diff_finding(result: Diff) -> str:
         both = " that both have" * (not result.same)
         return f"the same vectors, bit for bit: {count_text(result.records, 'record')}{both}"
     if largest <= ROUNDING:
-        return f"equal to within {largest:.0e} (relative L2), as engines of one precision are"
+        return f"equal to within {largest:.1e} (relative L2), as engines of one precision are"
     if best is not None:
         settings = _settings_text(best)
         if best.largest <= _EQUAL:
-            how = f"equal to within {best.largest:.0e}" if best.largest else "the same bits"
+            how = f"equal to within {best.largest:.1e}" if best.largest else "the same bits"
             return f"{how} with {settings}"
         return (
             f"nearest with {settings}: {best.distance:.1e} apart, {result.before:.1e} without "

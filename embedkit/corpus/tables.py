@@ -300,8 +300,9 @@ class DelimitedTable(TextTable):
         # codec that is not symmetrical refuses
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             detail = f"{self._encoding}: {error.reason} at byte {error.start} of the cell"
-            if codecs.lookup(self._encoding).name == "shift_jis":
-                detail += "; see encoding='cp932', which has more characters"
+            wider = {"shift_jis": "cp932", "euc_kr": "cp949"}
+            if name := wider.get(codecs.lookup(self._encoding).name):
+                detail += f"; see encoding={name!r}, which has more characters"
             raise BadRecordError("invalid_encoding", detail) from error
 
     def _read_columns(self) -> list[str]:

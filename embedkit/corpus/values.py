@@ -130,9 +130,11 @@ def list_of(text: str) -> list[str | None] | None:
     (['x', '1'], ['x', 'y'])
     """
     text = text.strip()
+    if text in ("set()", "frozenset()"):
+        return []
     # as it is first: the texts in a list may look like such values
     for form in dict.fromkeys((text, _WRAPPED.sub(r"\1\2", text))):
-        if (form[:1], form[-1:]) not in _BRACKETS and form != "set()":
+        if (form[:1], form[-1:]) not in _BRACKETS:
             continue
         # a list as a key, and expressions so deep that a parser gives up
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):

@@ -67,9 +67,10 @@ class ExtractResult(ShownFolder):
     resumed_shards: int  # that an earlier run had finished
     was_complete: bool = False  # nothing was done
     missing_shards: int = 0  # of other parts
+    is_part: bool = False  # nothing was published
 
     def __repr__(self) -> str:
-        if self.missing_shards:  # what may be there is the one to be replaced
+        if self.is_part:  # what may be there is the one to be replaced
             return f"dataset {self.out}, {count_text(self.missing_shards, 'shard')} missing"
         manifest, views = self.manifest, view_ranges([row["view"] for row in self.as_rows()])
         read = manifest.job.input
@@ -79,7 +80,7 @@ class ExtractResult(ShownFolder):
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Rows of its views."""
-        views = {} if self.missing_shards else self.manifest.job.vectors.views
+        views = {} if self.is_part else self.manifest.job.vectors.views
         return [{"view": name, "width": width} for name, width in views.items()]
 
     @property
@@ -213,8 +214,10 @@ def _make(plan: ExtractPlan, folder: JobFolder, progress: ProgressCallback) -> E
             inputs = (file.name for file in plan.corpus.files)
             names = Names.of(plan.encoder.checkpoint, inputs=inputs)
             folder.finish(receipts, totals=totals, names=names)
-    missing = len(ranges) - len(receipts)
-    return ExtractResult(plan.out, seconds, meter.fresh, len(done), missing_shards=missing)
+    missing, is_part = len(ranges) - len(receipts), options.part is not None
+    return ExtractResult(
+        plan.out, seconds, meter.fresh, len(done), missing_shards=missing, is_part=is_part
+    )
 
 
 def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) -> list[Receipt]:
@@ -254,8 +257,7 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
     if lost:
         raise EncodeError(
             f"{', '.join(lost)}: each ended {ATTEMPTS} worker processes, perhaps for lack of "
-            "memory. Finished shards are kept. Run the same command again with fewer workers or a "
-            "smaller batch_tokens."
+            "memory. Finished shards are kept. Run the same command again with fewer workers."
         )
     return receipts
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from embedkit.dataset.format import TABLES, Manifest
 from embedkit.dataset.read import load, text_keys
-from embedkit.display import Shown, visible
+from embedkit.display import Shown, count_text, visible
 from embedkit.encoding.views import view_ranges
 from embedkit.geometry import mean_cosine
 from embedkit.types import Float32
@@ -102,7 +102,7 @@ def health_findings(health: Sequence[ViewHealth]) -> list[str]:
 def _finding(view: ViewHealth) -> str:
     """The use of a view, with a place for its mean cosine."""
     if view.zeros:
-        return f"{view.zeros:,} vectors are all zero, which have no cosine"
+        return f"all zero: {count_text(view.zeros, 'vector')}, without a cosine"
     if not math.isfinite(view.anisotropy):
         return "too few vectors to compare"
     if view.anisotropy >= USELESS:

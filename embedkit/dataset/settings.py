@@ -45,7 +45,7 @@ class VectorOptions:
             Those of CoNLL, spans and lists are marked; of other texts they stand between white
             space.
         tokens: write token vectors.
-        special_tokens: whether ``mean`` and ``max`` count [CLS] and [SEP].
+        special_tokens: whether ``mean``, ``max`` and ``last_token`` count [CLS] and [SEP].
         dims: keep only so many of the first coordinates of sentence vectors, scaled to length 1.
     """
 

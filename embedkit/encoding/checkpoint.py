@@ -335,7 +335,7 @@ def _instead(folder: Path, modules: list[Module]) -> str:
             "PeftModel.from_pretrained(model, folder).merge_and_unload().save_pretrained(…), and "
             "save the tokenizer beside it; or copy the adapter into the folder of that model."
         )
-    if inner_module(modules):
+    if modules and str(modules[0]["type"]).endswith(".Transformer"):
         return "modules.json names it. Fetch the checkpoint again."
     if modules:
         kinds = ", ".join(str(module["type"]).rpartition(".")[2] for module in modules)

@@ -443,8 +443,8 @@ class Encoder(Reloaded):
         Sequences are sorted by length, equal ones run once, and batches have at most
         ``batch_tokens``. For a text in several windows, ``mean`` and ``max`` use each of its tokens
         once (from the window with most context); ``cls`` and ``pooler`` are means over windows.
-        ``special_tokens``: ``mean`` and ``max`` count special tokens. ``on_tokens`` is called with
-        the number of tokens after each batch.
+        ``special_tokens``: ``mean``, ``max`` and ``last_token`` count special tokens. ``on_tokens``
+        is called with the number of tokens after each batch.
         """
         self.check_poolings({view.pooling for view in views})
         request = Request(views, token_layers, self.poolers, special_tokens=special_tokens)

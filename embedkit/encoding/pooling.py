@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial, reduce
+from pickle import UnpicklingError
 from typing import NamedTuple
 
 import numpy as np
@@ -194,6 +195,9 @@ def sentence_pooler(checkpoint: Checkpoint) -> Pooler:
         except Exception as error:  # of the readers of both formats
             # PyTorch says on further lines which weights are meant
             problem = " ".join(str(error).split()).rstrip(".")
+            # torch's message advises to load the file anyway
+            if isinstance(error, UnpicklingError):
+                problem = "pytorch_model.bin is damaged, or holds other things than tensors"
             raise DamagedModelError(
                 f"{checkpoint.name}: {folder} cannot be used ({problem})."
             ) from error

@@ -151,6 +151,8 @@ class CheckpointClassifier(TextModels):
             problem = f"lacks {len(lacking)} weights of a classifier, such as {min(lacking)}"
             raise ModelError(f"{checkpoint.name} {problem}. {advice}")
         self._models = [model.eval().to(choose_device(device))]
+        # a decoder classifies by its last token that is not this one
+        model.config.pad_token_id = self._tokenizer.pad_id
         # a model of one output has a name for it too, which is no class
         names = model.config.id2label
         count = model.config.num_labels

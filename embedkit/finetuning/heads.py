@@ -289,13 +289,14 @@ class _Own(_Cls):
     def forward(self, hidden: Tensor, mask: Tensor, counted: Tensor, sizes: list[int]) -> Tensor:
         try:
             logits: Tensor = self.module(hidden, mask)
+            shape = tuple(logits.shape)
         except Exception as error:  # of the user's code
             if is_out_of_memory(error):
                 raise
             problem = f"called with hidden states {tuple(hidden.shape)} and their mask, it says"
             raise UsageError(f"{problem}: {first_line(error)}.", head=self.name) from error
-        if logits.shape != (len(hidden), self.width):
-            shapes = f"it gives {tuple(logits.shape)}, not logits {(len(hidden), self.width)}"
+        if shape != (len(hidden), self.width):
+            shapes = f"it gives {shape}, not logits {(len(hidden), self.width)}"
             raise UsageError(f"{shapes}.", head=self.name)
         return _by_text(logits, sizes, torch.mean)
 

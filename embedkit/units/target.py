@@ -86,7 +86,8 @@ class Target:
             raise UsageError(f"{name}: all records have the label {present[0]!r}.")
         # as a name a list of classes would be one more class, which few records have, and so would
         # an object. What stands in other brackets may be one, such as the interval (0, 5)
-        inside = [p for p in names.tolist() if p[0] in "[{" and task != "regression"]
+        begins = () if task == "regression" else ("[", "{", "frozenset(")
+        inside = [part for part in names.tolist() if part.startswith(begins)]
         if lists := [part for part in inside if part[:2] == '{"' or list_of(part) is not None]:
             kind, advice = "list of classes", f"Pass {Option('task', 'multilabel')}."
             if sets or lists[0][:2] in ('{"', "[[", "[{"):

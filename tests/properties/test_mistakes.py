@@ -80,6 +80,7 @@ TOLD = [
     ("search sms x --index hnsw --metric dot", 2, "in Python with metric='dot'"),
     ("predict spam --text ' '", 2, "the text is empty."),
     ("export sms --format npy", 2, "No such option '--format'. See embedkit export"),
+    ("train sms --out", 2, "Option '--out' requires an argument. See embedkit train"),
 ]
 
 
