@@ -54,7 +54,7 @@ from embedkit.geometry import NEIGHBOURS, linear_cka, nearest_rows, shared_neigh
 from embedkit.records import Seed
 from embedkit.runs.cross_validation import Problem, cross_validate
 from embedkit.runs.intervals import Difference
-from embedkit.storage import unreadable
+from embedkit.storage import reading
 from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.units import Units
 
@@ -280,10 +280,8 @@ def _foreign(source: Any, column: str | None, *, named: bool) -> tuple[Float32, 
         }
         if (suffix := suffix_of(path)) not in readers:
             raise UsageError(f"{path} is neither a dataset nor a file of vectors. {_ADVICE}")
-        try:
+        with reading(path, Exception, error=UsageError, advice=_ADVICE):  # of five readers
             source = readers[suffix](path)
-        except Exception as error:  # of the readers of five formats
-            raise unreadable(path, error, error=UsageError, advice=_ADVICE) from error
     elif hasattr(source, "to_pandas"):  # of Arrow, Polars and datasets
         source = source.to_pandas()
     if isinstance(source, pd.Series):

@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 from embedkit.errors import (
@@ -117,6 +117,16 @@ def unreadable(
         return error(f"{file} cannot be read: {reason}. {advice}".rstrip())
     advice = "It may be intact: check its permissions and the disk."
     return StorageError(f"{file} cannot be read: {reason}. {advice}")
+
+
+@contextmanager
+def reading(file: Path, *exceptions: type[Exception], **wording: Any) -> Iterator[None]:
+    """Turn an ``OSError`` of the block, or one of the ``exceptions``, into :func:`unreadable`."""
+    kinds: tuple[type[Exception], ...] = (OSError, *exceptions)
+    try:
+        yield
+    except kinds as problem:
+        raise unreadable(file, problem, **wording) from problem
 
 
 _BUSY = (BlockingIOError, FileNotFoundError, PermissionError)

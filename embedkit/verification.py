@@ -197,15 +197,14 @@ def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
     """Compare the rows of the tables, and the rejects, with each other and with the counts."""
     layout, totals = Layout(folder), manifest.totals
     tables = [name for name in TABLES if layout.content(name)]
-    try:
+    # no damage, and no problem of the dataset, if the file may not be read or the disk fails
+    wrong = (ValueError, LookupError, TypeError, OverflowError, RecursionError)
+    with storage.reading(layout.rejects, *wrong, advice=""):
         # no views: only the scalar column is read, its page checksums compared
         readers = (TableReader(folder, manifest, name, ()) for name in tables)
         accepted, *other_rows = (reader.rows for reader in readers)
         with layout.rejects.open(encoding="utf-8") as lines:
             rejected = np.array([int(json.loads(line)["row"]) for line in lines], np.int64)
-    except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
-        # no damage, and no problem of the dataset, if the file may not be read or the disk fails
-        raise storage.unreadable(layout.rejects, error, advice="") from error
     result.rows = len(accepted)
     # strictly ascending, so that no record is there twice
     if (np.diff(accepted) <= 0).any():

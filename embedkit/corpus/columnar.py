@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from embedkit.corpus.tables import Dialect, Reject, Row, ShardRange, Table, check_names, guessed
 from embedkit.corpus.values import text_of
 from embedkit.errors import CorpusError, Option, did_you_mean
-from embedkit.storage import State, state_of, storage_errors, unreadable
+from embedkit.storage import State, reading, state_of, storage_errors, unreadable
 
 # rows that become Python objects at once: enough that calls of pyarrow cost little, few
 # enough that long texts do not fill the memory
@@ -69,7 +69,8 @@ class _ColumnarTable(Table):
     def __init__(self, path: Path, _dialect: Dialect) -> None:
         self.path = path
         self._done = self._skipped = 0
-        try:
+        advice = f"It is not a readable {self.title} file."
+        with reading(path, *_ERRORS, error=CorpusError, advice=advice):
             # opening reads the schema alone, so that a foreign
             # file is refused before any row is read
             schema = self._open()
@@ -77,9 +78,6 @@ class _ColumnarTable(Table):
             self._about = (schema.metadata or {}).get(FEATURES, b"")
             self.columns = [".".join(place) for place, _ in places]
             self._fields = dict(zip(self.columns, places, strict=True))
-        except _ERRORS as error:
-            advice = f"It is not a readable {self.title} file."
-            raise unreadable(path, error, error=CorpusError, advice=advice) from error
         check_names(self.columns, path)
         # else the ids would silently be the numbers of rows
         if "id" not in self.columns and _unstored_index(schema) == "id":

@@ -31,7 +31,7 @@ from embedkit.corpus.values import is_missing, plain
 from embedkit.errors import CorpusError, UsageError, first_line, near_path
 from embedkit.records import Count
 from embedkit.remote import address_of, spelled, store_of
-from embedkit.storage import file_sha256, storage_errors, unreadable, without_secrets
+from embedkit.storage import file_sha256, reading, storage_errors, unreadable, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -117,10 +117,8 @@ class InputFile(SourceFile):
 @cache
 def _sha256(path: Path, state: tuple[int, ...]) -> str:
     """The hash of a file in this state, which each shard asks for."""
-    try:
+    with reading(path, error=CorpusError, advice=""):
         return file_sha256(path)
-    except OSError as error:
-        raise unreadable(path, error, error=CorpusError, advice="") from error
 
 
 def paths_of(corpus: CorpusLike) -> list[Path] | None:

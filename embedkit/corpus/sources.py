@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from embedkit.errors import CorpusError, Option
-from embedkit.storage import unreadable
+from embedkit.storage import reading, unreadable
 
 MAX_RECORD_BYTES = 16 << 20
 """Longer records are rejected, and reading continues on the next line."""
@@ -349,10 +349,8 @@ def is_wide(encoding: str) -> bool:
 
 
 def _opened(path: Path) -> io.FileIO:
-    try:
+    with reading(path, error=CorpusError, advice=""):
         return path.open("rb", buffering=0)
-    except OSError as error:
-        raise unreadable(path, error, error=CorpusError, advice="") from error
 
 
 def check_encoding(path: Path, encoding: str, bad: int, seen: int) -> None:

@@ -129,11 +129,9 @@ def totals_of(counts: ReadCounts, receipts: Sequence[Receipt]) -> Totals:
 def read_plan(layout: Layout) -> ShardPlan:
     """Read the plan of the shards; a :class:`DamagedError` if there is none."""
     table = read_table(layout.shards)
-    try:
+    with storage.reading(layout.shards, LookupError, ValueError, TypeError):
         counts = ReadCounts(**json.loads((table.schema.metadata or {})[_COUNTS]))
         return [ShardRange(**row) for row in table.to_pylist()], counts
-    except (LookupError, ValueError, TypeError) as error:
-        raise storage.unreadable(layout.shards, error) from error
 
 
 def plan_shards(

@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 
 from embedkit.errors import DamagedError, EncodeError, Option
 from embedkit.geometry import nearest_rows, shared_neighbours
-from embedkit.storage import MAKE_AGAIN, unreadable, write_durably
+from embedkit.storage import MAKE_AGAIN, reading, write_durably
 from embedkit.types import Float32
 
 # what a reader holds in memory at a time: 12 MB of a float32 view of width 384
@@ -245,11 +245,9 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 def read_table(file: Path, *, advice: str = MAKE_AGAIN) -> pa.Table:
     """Read a Parquet file; its page checksums are compared."""
-    try:
+    with reading(file, pa.ArrowException, ValueError, TypeError, KeyError, advice=advice):
         # pyarrow does not compare checksums unless it is asked to
         return pq.ParquetFile(file, page_checksum_verification=True).read()
-    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
-        raise unreadable(file, error, advice=advice) from error
 
 
 def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
