@@ -154,13 +154,6 @@ def seconds_so_far() -> float:
     return time.monotonic() - float(click.get_current_context().obj)
 
 
-def quiet_notes(_context: click.Context, _option: click.Parameter, quiet: bool) -> bool:
-    """Callback of ``--quiet``: hides notes."""
-    if quiet:
-        _LOGGER.setLevel(logging.ERROR)
-    return quiet
-
-
 def in_options(message: errors.Message, context: click.Context | None = None) -> str:
     """A message with options as the command that runs has them: ``k=3`` → ``--k 3``.
 
@@ -271,6 +264,8 @@ def command(
 
         @wraps(function)
         def run(*, as_json: bool, quiet: bool, everything: bool = False, **values: Any) -> int:
+            if quiet:
+                _LOGGER.setLevel(logging.ERROR)
             if "reading" in parameters:
                 values = _with_reading(values, parameters)
             with nullcontext(no_progress) if prints else progress_bar() as progress:
@@ -290,15 +285,13 @@ def command(
         epilog = "\n  ".join(["Examples:", *examples])
         subcommand = click.command(cls=Command, epilog=epilog)(run)
         flags = [
-            (["--all", "everything"], "Print all numbers, not only the most important ones.", None),
-            (["--json", "as_json"], "Print the result as JSON.", None),
-            (["-q", "--quiet"], "Print only results and errors.", quiet_notes),
+            (["--all", "everything"], "Print all numbers, not only the most important ones."),
+            (["--json", "as_json"], "Print the result as JSON."),
+            (["-q", "--quiet"], "Print only results and errors."),
         ]
-        subcommand.params += [
-            click.Option(option, is_flag=True, help=text, callback=callback)
-            # a bool is 0 or 1: --all, the first, is left out
-            for option, text, callback in flags[not with_all :]
-        ]
+        # a bool is 0 or 1: --all, the first, is left out
+        kept = flags[not with_all :]
+        subcommand.params += [click.Option(names, is_flag=True, help=text) for names, text in kept]
         return subcommand
 
     return make
