@@ -295,13 +295,9 @@ def info(what: str) -> Result:
 
         return Result(details, lambda: run_info_text(path, details), asked_for=True)
     if isinstance(details, DatasetInfo):
-        data = {
-            "path": str(path),
-            **asdict(details.manifest),
-            "health": details.health,
-            "health_rows": details.health_rows,
-            "duplicate_texts": details.duplicate_texts,
-        }
+        figures = ("health", "health_rows", "duplicate_texts")
+        data = {"path": str(path), **asdict(details.manifest)}
+        data |= {name: getattr(details, name) for name in figures}
         return Result(data, lambda: _dataset_text(details), asked_for=True)
     return Result(details, lambda: _model_text(details), asked_for=True)
 
@@ -314,13 +310,7 @@ def _columns_text(read: CorpusSettings) -> str:
 
 
 def _dataset_text(info: DatasetInfo) -> str:
-    from embedkit.dataset.info import (
-        BATCH_INVARIANT,
-        USELESS,
-        batch_invariant,
-        health_findings,
-        open_lines,
-    )
+    from embedkit.dataset.info import USELESS, batch_invariance, health_findings, open_lines
 
     manifest = info.manifest
     totals, names, model = manifest.totals, manifest.names, manifest.job.model
@@ -352,7 +342,7 @@ def _dataset_text(info: DatasetInfo) -> str:
         share = 100 * unknown / ledger["tokens_kept"]
         lines.append(f"  unknown    {count_text(unknown, 'token')} ({share:.1f} %)")
     lines += [f"  on disk    {'; '.join(tables)}", *_int8_lines(manifest, 10)]
-    lines += [f"  {BATCH_INVARIANT}"] * batch_invariant(manifest)
+    lines += [f"  {sentence}" for sentence in batch_invariance(manifest)]
     if asked_for_all():
         lines += [f"mean cosine of two texts, over {info.health_rows:,} rows:"]
         lines += [f"  {line}" for line in findings]

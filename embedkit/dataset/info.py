@@ -21,7 +21,6 @@ from embedkit.types import Float32
 _HEALTH_ROWS = 20_000
 # mean cosine from which centring is recommended
 _CENTER = 0.7
-BATCH_INVARIANT = "Batch-invariant: a text has the same bits alone, in any batch and in any order"
 USELESS = 0.995
 """Mean cosine from which a view does not distinguish texts."""
 
@@ -170,9 +169,9 @@ def card_of(manifest: Manifest) -> str:
     about = "- config_name: {0}\n  data_files: {0}/*.parquet\n  batch_size: 8192"
     configs = [about.format(table) for table in stored]
     configs[0] += "\n  default: true"  # of sentences
-    note = f" {BATCH_INVARIANT}." * batch_invariant(manifest)
+    notes = [f" {sentence}." for sentence in batch_invariance(manifest)]
     scaled = " Numbers are int8; `embedkit.scale` in the metadata of a column has the factors."
-    note += scaled * (job.storage.profile == "int8")
+    notes += [scaled] * (job.storage.profile == "int8")
     return _CARD.format(
         configs="\n".join(configs),
         # Markdown shows HTML, and a name may hold some
@@ -185,19 +184,21 @@ def card_of(manifest: Manifest) -> str:
         rejected=totals.rejected,
         left_out=totals.left_out,
         texts="in the column `text`" if job.storage.text else "not stored",
-        note=note,
+        note="".join(notes),
         lines="\n".join(open_lines(Path("DATASET"), manifest).values()),
     )
 
 
-def batch_invariant(manifest: Manifest) -> bool:
-    """Return whether a text has the same bits alone, in any batch and in any order.
+def batch_invariance(manifest: Manifest) -> list[str]:
+    """Return the sentence that vectors are batch-invariant, if they are.
 
-    It does where encoders run without padding on a CPU, in fp32 and int8.
+    They are where encoders run without padding on a CPU, in fp32 and int8.
     """
     environments = [entry["environment"] for entry in manifest.environments]
     packed = all((e.get("device"), e.get("forward")) == ("cpu", "packed") for e in environments)
-    return packed and manifest.job.vectors.precision in ("fp32", "int8")
+    exact = packed and manifest.job.vectors.precision in ("fp32", "int8")
+    sentence = "Batch-invariant: a text has the same bits alone, in any batch and in any order"
+    return [sentence] * exact
 
 
 def _health(name: str, width: int, vectors: Float32) -> ViewHealth:
