@@ -27,7 +27,7 @@ import msgspec
 from embedkit.arguments import plain
 from embedkit.display import without_nan
 from embedkit.errors import DamagedError, EmbedkitError, UsageError, first_line
-from embedkit.storage import MAKE_AGAIN, unreadable
+from embedkit.storage import MAKE_AGAIN, reading
 
 T = TypeVar("T")
 
@@ -53,10 +53,8 @@ def read_json(
     file: Path, *, error: type[EmbedkitError] = DamagedError, advice: str = MAKE_AGAIN
 ) -> Any:
     """Parse a JSON file; an ``error`` names it and ends with ``advice``."""
-    try:
+    with reading(file, error=error, advice=advice):
         content = file.read_bytes()
-    except OSError as reason:
-        raise unreadable(file, reason, error=error, advice=advice) from reason
     return parse_json(content, file=file, error=error, advice=advice)
 
 

@@ -359,11 +359,10 @@ def _by_numpy(written: Any, arrays: dict[str, NDArray[Any]]) -> Callable[[Any], 
 def _boosted(pipeline: Any, file: Path) -> Callable[[Any], Any]:
     import lightgbm
 
-    try:
+    kinds = (lightgbm.basic.LightGBMError, KeyError, OverflowError, ValueError)
+    with storage.reading(file, *kinds):
         text = _checked_trees(file.read_text("utf-8"))
         booster = lightgbm.Booster(model_str=text)
-    except (lightgbm.basic.LightGBMError, KeyError, OSError, OverflowError, ValueError) as error:
-        raise storage.unreadable(file, error) from error
 
     def apply(features: Any) -> Any:
         values = np.asarray(booster.predict(pipeline.transform(features)))

@@ -109,7 +109,9 @@ class FinetunedRun(TextModels):
         name = None if head is None else name_of_head(head)
         # all in memory: each text is predicted by every model
         self._models = [read_model(folder, name).to(where) for folder in folders]
-        try:
+        with storage.reading(
+            folders[0], Exception
+        ):  # the loader raises what its many formats raise
             # all folds have the same tokenizer; trust_remote_code=False runs no code of a folder
             with quiet_transformers():
                 tokenizer = AutoTokenizer.from_pretrained(
@@ -118,8 +120,6 @@ class FinetunedRun(TextModels):
             self._tokenizer = TextTokenizer(
                 tokenizer, pad_id=content.pad_id, type_vocab=content.type_vocab
             )
-        except Exception as error:  # the loader raises what its many formats raise
-            raise storage.unreadable(folders[0], error) from error
 
 
 _CLASS = "ForSequenceClassification"

@@ -44,7 +44,7 @@ from embedkit.errors import ModelError, Option, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig, undrawn
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.records import canonical_json, from_json, read_json
-from embedkit.storage import unreadable
+from embedkit.storage import reading
 from embedkit.types import Int64
 from embedkit.units.units import Units
 
@@ -428,12 +428,11 @@ def read_config(folder: Path) -> HeadConfig:
     encoder, head = (from_json(dict[str, Any], read_json(file), file=file) for file in files)
     # fields of another version are left out, and missing ones have their defaults
     names = inspect.get_annotations(HeadConfig).keys() & head.keys() - {"encoder"}
-    try:
+    # transformers checks types
+    with reading(files[1], Exception, advice="Make the run again."):
         if not isinstance(head.get("head", ""), str):
             raise TypeError(f"head is {head['head']!r:.60}, not a name")
         return HeadConfig(encoder=as_data(encoder), **{name: head[name] for name in names})
-    except Exception as error:  # transformers checks types
-        raise unreadable(files[1], error, advice="Make the run again.") from error
 
 
 def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
@@ -449,7 +448,8 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
             f"{folder} has a head of its own, which is code that is imported and run. If you trust "
             f"it, pass {Option('head', config.head)}."
         )
-    try:
+    # the loaders raise what their many formats raise
+    with reading(folder, Exception, advice="Make the run again."):
         # compared before weights are made: a configuration of billions of them would fill the
         # memory
         sizes = (config.encoder or {}) | {"head_size": max(config.n_outputs, *config.cnn_widths)}
@@ -470,8 +470,6 @@ def read_model(folder: Path, head: str | None = None) -> EncoderWithHead:
             # assign: nothing is copied to the model's own tensors; missing and unexpected names are
             # errors
             part.load_state_dict(tensors, assign=True)
-    except Exception as error:  # the loaders raise what their many formats raise
-        raise unreadable(folder, error, advice="Make the run again.") from error
     # stored in half precision where that changes no number
     model.float().eval()
     return model
