@@ -33,7 +33,7 @@ from embedkit.corpus.records import Record
 from embedkit.dataset.fold_models import keys_of
 from embedkit.dataset.format import local_dataset, read_manifest
 from embedkit.dataset.job import Job, difference
-from embedkit.dataset.settings import JobSettings
+from embedkit.dataset.settings import JobSettings, unlike
 from embedkit.dataset.tables import TableReader
 from embedkit.encoding.windows import match, ranges
 from embedkit.errors import MismatchError, Option, UsageError
@@ -74,11 +74,7 @@ def source_of(dataset: AnyPath, job: Job, *, any_environment: bool = False) -> S
     if vectors.words is not None:
         pairs.append(("words", stored.vectors.words, vectors.words))
         pairs.append(("marked words", stored.input.marks_words, settings.input.marks_words))
-    differing += [
-        f"{name} is {actual!r}, expected {expected!r}"
-        for name, actual, expected in pairs
-        if actual != expected
-    ]
+    differing += unlike(pairs)
     if differing:
         raise MismatchError(f"{'; '.join(differing)}. Leave it out.", reuse=path)
     for entry in manifest.environments if not any_environment else ():

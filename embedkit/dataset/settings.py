@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -231,17 +231,19 @@ class VectorIdentity(VectorSettings):
 
     def differences(self, other: VectorIdentity) -> list[str]:
         """Return phrases for settings that make sentence vectors differ from those of ``other``."""
-        phrases = [
-            f"{f.name} is {getattr(self, f.name)!r}, expected {getattr(other, f.name)!r}"
-            for f in fields(self)
-            if not f.metadata.get("may_differ") and getattr(self, f.name) != getattr(other, f.name)
-        ]
+        names = [f.name for f in fields(self) if not f.metadata.get("may_differ")]
+        phrases = unlike((name, getattr(self, name), getattr(other, name)) for name in names)
         # of another kind of model all files differ, and a list of them would say less
         if self.model.type != other.model.type:
             phrases.append(f"the model is a {self.model.type}, expected a {other.model.type}")
         elif files := different_files(self.model.sha256, other.model.sha256):
             phrases.append(f"{files} of the model differ")
         return phrases
+
+
+def unlike(settings: Iterable[tuple[str, Any, Any]]) -> list[str]:
+    """Return phrases for settings, each by its name, that are others than expected."""
+    return [f"{name} is {a!r}, expected {b!r}" for name, a, b in settings if a != b]
 
 
 def different_files(old: Mapping[str, str], new: Mapping[str, str]) -> str:

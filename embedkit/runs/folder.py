@@ -34,7 +34,7 @@ from embedkit.dataset.format import Names, is_dataset, local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
 from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData
-from embedkit.dataset.settings import ModelRecord
+from embedkit.dataset.settings import ModelRecord, unlike
 from embedkit.display import TYPED, ShownFolder
 from embedkit.errors import (
     OVERWRITE,
@@ -349,7 +349,7 @@ def check_alike(data: VectorData, expected: DatasetContent, *, name: str, vector
         ours, theirs = content.vector_settings, expected.vector_settings
         differences = ours.differences(theirs)
         checks += [("words", ours.words, theirs.words)] if data.level == "word" else []
-    differences += [f"{name} is {a!r}, expected {b!r}" for name, a, b in checks if a != b]
+    differences += unlike(checks)
     if differences:
         raise MismatchError(
             f"{name} does not fit the data of the model: {'; '.join(differences[:4])}. Extract it "
