@@ -36,7 +36,7 @@ from embedkit.dataset.job import JobFolder, ShardReader, totals_of
 from embedkit.dataset.planning import plan_extract
 from embedkit.dataset.reuse import OpenSource, reused_texts, source_of
 from embedkit.dataset.settings import ExtractOptions, VectorIdentity
-from embedkit.dataset.shards import ExtractPlan, ShardMaker, run_shard, run_shards
+from embedkit.dataset.shards import ExtractPlan, Meter, ShardMaker, run_shard, run_shards
 from embedkit.display import ShownFolder, count_text
 from embedkit.encoding.tokenizer import note_if_spelled_out
 from embedkit.encoding.views import view_ranges
@@ -191,11 +191,11 @@ def _make(plan: ExtractPlan, folder: JobFolder, progress: ProgressCallback) -> E
         if todo and todo[0].number == 0:
             texts = [record.text for record in ShardReader(plan.corpus).read(todo[0])]
             note_if_spelled_out(plan.encoder.checkpoint, plan.encoder.tokenizer, texts)
-        meter = _Meter(counts.accepted, receipts, progress)
+        meter = Meter(counts.accepted, receipts, progress)
         try:
             # one worker is this process: no second copy of the model
             if options.engine == "local" and options.n_workers == 1:
-                receipts += run_shards(ShardMaker(plan, folder), todo, meter.start, meter.tokens)
+                receipts += run_shards(ShardMaker(plan, folder), todo, meter)
             else:
                 receipts += _by_workers(plan, todo, meter)
         except (KeyboardInterrupt, SystemExit):
@@ -220,7 +220,7 @@ def _make(plan: ExtractPlan, folder: JobFolder, progress: ProgressCallback) -> E
     )
 
 
-def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) -> list[Receipt]:
+def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: Meter) -> list[Receipt]:
     """Make shards in other processes; an error at the end if some of them killed their workers."""
     options = plan.options
     workers = [plan.of_worker(i) for i in range(options.n_workers)]
@@ -260,40 +260,6 @@ def _by_workers(plan: ExtractPlan, todo: Sequence[ShardRange], meter: _Meter) ->
             "memory. Finished shards are kept. Run the same command again with fewer workers."
         )
     return receipts
-
-
-class _Meter:
-    """Progress in tokens; their total is extrapolated from the shards that were read."""
-
-    def __init__(
-        self, accepted: int, finished: Sequence[Receipt], progress: ProgressCallback
-    ) -> None:
-        self._accepted, self._progress = accepted, progress
-        self._stage = "tokenizing the first shard"
-        self._done = self._seen = sum(r.ledger.get("tokens_kept", 0) for r in finished)
-        self._rows = sum(r.ledger.get("records", 0) for r in finished)
-        self.fresh = 0
-        self._report()
-
-    def start(self, number: int, tokens: int, records: int) -> None:
-        """Report that a shard begins."""
-        self._done = self._seen  # repeated texts ran once, and windows overlap
-        self._seen += tokens
-        self._rows += records
-        self._stage = f"shard {number + 1}"
-        self._report()
-
-    def tokens(self, count: int) -> None:
-        """Report that so many tokens were encoded."""
-        # windows overlap, so that more tokens may be encoded than texts have
-        self._done = min(self._done + count, self._seen)
-        self.fresh += count
-        self._report()
-
-    def _report(self) -> None:
-        # records are known since the plan, tokens only of the shards that were begun
-        total = self._seen * self._accepted // self._rows if self._rows else None
-        self._progress(Progress(self._stage, self._done, total, "tokens"))
 
 
 def _warn(counts: ReadCounts, totals: Totals) -> None:

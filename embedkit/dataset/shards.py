@@ -23,7 +23,7 @@ import hashlib
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
@@ -52,7 +52,7 @@ from embedkit.encoding.windows import TokenizedTexts, ends_of
 from embedkit.errors import EncodeError, MismatchError, Option
 from embedkit.machine import __version__, usable_cores
 from embedkit.scale import ATTEMPTS, one_ahead, run_locally
-from embedkit.types import Float32, Int64
+from embedkit.types import Float32, Int64, Progress, ProgressCallback
 
 logger = logging.getLogger(__name__)
 
@@ -300,12 +300,41 @@ def _joined(
     return joined
 
 
-def run_shards(
-    maker: ShardMaker,
-    todo: Sequence[ShardRange],
-    on_start: Callable[[int, int, int], None],
-    on_tokens: OnTokens,
-) -> list[Receipt]:
+class Meter:
+    """Progress in tokens; their total is extrapolated from the shards that were read."""
+
+    def __init__(
+        self, accepted: int, finished: Sequence[Receipt], progress: ProgressCallback
+    ) -> None:
+        self._accepted, self._progress = accepted, progress
+        self._stage = "tokenizing the first shard"
+        self._done = self._seen = sum(r.ledger.get("tokens_kept", 0) for r in finished)
+        self._rows = sum(r.ledger.get("records", 0) for r in finished)
+        self.fresh = 0
+        self._report()
+
+    def start(self, number: int, tokens: int, records: int) -> None:
+        """Report that a shard begins."""
+        self._done = self._seen  # repeated texts ran once, and windows overlap
+        self._seen += tokens
+        self._rows += records
+        self._stage = f"shard {number + 1}"
+        self._report()
+
+    def tokens(self, count: int) -> None:
+        """Report that so many tokens were encoded."""
+        # windows overlap, so that more tokens may be encoded than texts have
+        self._done = min(self._done + count, self._seen)
+        self.fresh += count
+        self._report()
+
+    def _report(self) -> None:
+        # records are known since the plan, tokens only of the shards that were begun
+        total = self._seen * self._accepted // self._rows if self._rows else None
+        self._progress(Progress(self._stage, self._done, total, "tokens"))
+
+
+def run_shards(maker: ShardMaker, todo: Sequence[ShardRange], meter: Meter) -> list[Receipt]:
     """Make shards in this process, one after the other; an error waits for those begun.
 
     More than one shard waits to be written only within :data:`_BYTES_WAITING`.
@@ -321,9 +350,9 @@ def run_shards(
         closing(_read_ahead(maker, todo)) as shards,
     ):
         for shard in shards:
-            on_start(shard.number, int(shard.lengths["n_kept"].sum()), len(shard.records))
+            meter.start(shard.number, int(shard.lengths["n_kept"].sum()), len(shard.records))
             # on a GPU this queues the batches and returns; the writing thread waits for them
-            pending = maker.start(shard, on_tokens)
+            pending = maker.start(shard, meter.tokens)
             # the oldest shard is waited for, and its error raised, before another one takes memory;
             # one that is larger than the limit alone still goes through
             while waiting and (

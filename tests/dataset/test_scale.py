@@ -113,7 +113,8 @@ def test_one_shard_is_read_ahead_and_bytes_to_be_written_are_bounded(
     plan = SimpleNamespace(encoder=encoder)
     maker: Any = SimpleNamespace(plan=plan, start=lambda *_: pending, **made)
     todo: Any = range(20)
-    assert shards.run_shards(maker, todo, begun, lambda _: None) == [*range(20)]
+    meter: Any = SimpleNamespace(start=begun, tokens=lambda _: None)
+    assert shards.run_shards(maker, todo, meter) == [*range(20)]
     assert most[0] <= 2
 
 
