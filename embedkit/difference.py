@@ -487,16 +487,15 @@ def _decisions(pair: _Pair, sample: Int64, seed: int, progress: ProgressCallback
 
 # explanations
 
+_Load = Callable[..., DatasetEncoder]
+"""Loads the encoder of A, in another ``precision`` if one is given."""
+
 _OF_INPUT = frozenset({"prefix", "max_length", "on_long", "special_tokens", "case", "precision"})
 """Settings that take a forward pass of their own; all others follow from its hidden states."""
 
 
 def _explained(
-    pair: _Pair,
-    joined: str,
-    random: np.random.Generator,
-    load_encoder: Callable[..., DatasetEncoder],
-    progress: ProgressCallback,
+    pair: _Pair, joined: str, random: np.random.Generator, load: _Load, progress: ProgressCallback
 ) -> dict[str, Any]:
     """The distance of a sample as it is, and settings that bring A nearer to B, the best first.
 
@@ -514,7 +513,7 @@ def _explained(
         # looked for first, since no setting of the encoder can explain it
         if joined == "order" and (order := _order(x, y, chosen)):
             return {"before": before, "explanations": (order,)}
-    laboratory = _Laboratory(pair.data, pair.places[chosen], y[chosen], load_encoder)
+    laboratory = _Laboratory(pair.data, pair.places[chosen], y[chosen], load)
     # without a change of the input: layer, pooling, scale and rounding follow from the same pass
     best = laboratory.nearest({})
     trials = [best]
@@ -566,18 +565,12 @@ def _order(x: Float32, y: Float32, chosen: Int64) -> Explanation | None:
 class _Laboratory:
     """Texts of a sample, what another tool made of them ``(n, width)``, and the encoder of A."""
 
-    def __init__(
-        self,
-        data: VectorData,
-        places: Int64,
-        y: Float32,
-        load_encoder: Callable[..., DatasetEncoder],
-    ) -> None:
+    def __init__(self, data: VectorData, places: Int64, y: Float32, load: _Load) -> None:
         if not data.manifest.job.storage.text:
             raise UsageError(f"{data.path} stores no texts to encode again.")
         names = [name for name in ("text", "text_pair") if name in data.columns]
         self._texts, self._y = data.reader.pick(places, names), y
-        self._load, self._base, self._own = load_encoder, load_encoder(), "+".join(data.views)
+        self._load, self._base, self._own = load, load(), "+".join(data.views)
         self._checkpoint = self._base.encoder.checkpoint
         self._modules = {module.kind for module in self._checkpoint.definition.modules}
         poolings, layers = list[Pooling](), self._base.encoder.n_layers
