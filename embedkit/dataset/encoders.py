@@ -101,11 +101,7 @@ class DatasetEncoder:
         return joined([*tables])
 
     def views_and_words(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        spans: Spans | None = None,
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, spans: Spans | None
     ) -> tuple[dict[str, Float32], WordVectors]:
         """Results of :meth:`views` and :meth:`words`, by one forward pass."""
         from embedkit.encoding.tables import word_vectors  # which loads torch
