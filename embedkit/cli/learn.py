@@ -88,13 +88,7 @@ def split(
     "--task --label-separator --split",
     "--folds --test --threshold --class-weight --text --label --id --seed --overwrite",
 )
-def train(
-    dataset: Path,
-    view: str | None,
-    columns: str | None,
-    progress: ProgressCallback,
-    **settings: Any,
-) -> Result:
+def train(dataset: Path, progress: ProgressCallback, **settings: Any) -> Result:
     """Cross-validate an estimator on stored vectors.
 
     It is then fitted on all folds, and saved for predict. DATASET is a folder that extract wrote;
@@ -103,8 +97,9 @@ def train(
     """
     from embedkit.cli.run_text import result_of
 
-    names: dict[str, Any] = {"view": names_of(view) or None, "columns": names_of(columns)}
-    return result_of(embedkit.train(dataset, **names, progress=progress, **settings))
+    settings["view"] = names_of(settings["view"]) or None
+    settings["columns"] = names_of(settings["columns"])
+    return result_of(embedkit.train(dataset, progress=progress, **settings))
 
 
 @command(

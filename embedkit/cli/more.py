@@ -54,15 +54,8 @@ def fetch(url: str, sha256: str, out: Path) -> Result:
     option("--dry-run", is_flag=True, help="Print the commands instead of running them."),
     option("--trust", is_flag=True, help="Let it import code, and write outside of its folder."),
 )
-@click.pass_context
 def run(
-    context: click.Context,
-    recipe: Path,
-    settings: tuple[str, ...],
-    dry_run: bool,
-    trust: bool,
-    as_json: bool,
-    quiet: bool,
+    recipe: Path, settings: tuple[str, ...], dry_run: bool, trust: bool, as_json: bool, quiet: bool
 ) -> int:
     """Run the stages of an experiment.
 
@@ -73,7 +66,7 @@ def run(
     """
     from embedkit.pipeline import read_recipe, run_recipe
 
-    group = context.find_root().command
+    group = click.get_current_context().find_root().command
     assert isinstance(group, Commands)
     # a recipe that runs itself would never end
     commands = {n: c for n, c in group.commands.items() if n != "run"}
