@@ -134,7 +134,7 @@ def write_dataset(folder: Path, rows: int, width: int) -> None:
     )
     make_folder(folder.parent)
     started = time.perf_counter()
-    target = JobFolder(folder, job, overwrite=True, allow_env_change=True)
+    target = JobFolder(folder, job, overwrite=True, any_environment=True)
     with target.opened():
         receipts = []
         for number, vectors in enumerate(draw(rows, width, seed=1)):

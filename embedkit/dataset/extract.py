@@ -139,13 +139,8 @@ def extract(
     """
     reading, settings = divided(options, CorpusOptions, ExtractOptions)
     with plan_extract(corpus, out=out, reading=reading, settings=settings) as plan:
-        return run_plan(
-            plan,
-            overwrite=overwrite,
-            reuse=reuse,
-            allow_env_change=allow_env_change,
-            progress=progress,
-        )
+        plan = replace(plan, any_environment=allow_env_change)
+        return run_plan(plan, overwrite=overwrite, reuse=reuse, progress=progress)
 
 
 def run_plan(
@@ -153,18 +148,19 @@ def run_plan(
     *,
     overwrite: bool = False,
     reuse: AnyPath | Sequence[AnyPath] = (),
-    allow_env_change: bool = False,
     progress: ProgressCallback = no_progress,
 ) -> ExtractResult:
     """Carry out a plan; arguments and errors as for :func:`extract`."""
-    folder = JobFolder(plan.out, plan.job, overwrite=overwrite, allow_env_change=allow_env_change)
+    folder = JobFolder(
+        plan.out, plan.job, overwrite=overwrite, any_environment=plan.any_environment
+    )
     # complete, undamaged, of these settings: nothing to do, but an interrupted upload goes on below
     if folder.look():
         result = ExtractResult(plan.out, 0.0, 0, 0, was_complete=True)
     else:
         paths = [reuse] if isinstance(reuse, str | os.PathLike) else reuse
-        sources = [source_of(p, plan.job, any_environment=allow_env_change) for p in paths]
-        plan = replace(plan, any_environment=allow_env_change, reuse=tuple(sources))
+        sources = [source_of(p, plan.job, any_environment=plan.any_environment) for p in paths]
+        plan = replace(plan, reuse=tuple(sources))
         result = _make(plan, folder, progress)
     if plan.address:
         # job.json comes first and claims the place, the manifest last and makes it a dataset

@@ -231,10 +231,10 @@ class JobFolder:
     """
 
     def __init__(
-        self, out: Path, job: Job, *, overwrite: bool = False, allow_env_change: bool = False
+        self, out: Path, job: Job, *, overwrite: bool = False, any_environment: bool = False
     ) -> None:
         self.layout, self._out, self.job = Layout(storage.incomplete(out)), out, job
-        self._overwrite, self._any_environment = overwrite, allow_env_change
+        self._overwrite, self._any_environment = overwrite, any_environment
         self._seen: storage.State = ()  # what stood at out when it was looked at
         # messages by name of the file; None if there is no dataset, or if it is to be replaced
         self._damaged: dict[str, str] | None = None
