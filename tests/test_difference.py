@@ -257,7 +257,11 @@ REFUSED: dict[str, tuple[Callable[[Floats], Any], str]] = {
     ),
     "ragged.jsonl": (
         lambda X: _lists(X).assign(embedding=[[0.0] * i for i in range(len(X))]),
-        "embedding, row 1 has no 0 numbers, unlike row 0",
+        "embedding, row 1 has no 0 numbers",
+    ),
+    "gap.jsonl": (
+        lambda X: _lists(X).assign(embedding=[None, *X[1:].tolist()]),
+        "embedding, row 0 has no 24 numbers",
     ),
     "box.csv": (lambda X: _numbers(X).assign(box="[0, 4]"), "it has vectors in box, v; name one"),
     "two.parquet": (

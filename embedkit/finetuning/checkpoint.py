@@ -109,9 +109,8 @@ class FinetunedRun(TextModels):
         name = None if head is None else name_of_head(head)
         # all in memory: each text is predicted by every model
         self._models = [read_model(folder, name).to(where) for folder in folders]
-        with storage.reading(
-            folders[0], Exception
-        ):  # the loader raises what its many formats raise
+        # the loader raises what its many formats raise
+        with storage.reading(folders[0], Exception):
             # all folds have the same tokenizer; trust_remote_code=False runs no code of a folder
             with quiet_transformers():
                 tokenizer = AutoTokenizer.from_pretrained(

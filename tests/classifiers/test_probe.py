@@ -25,6 +25,7 @@ from embedkit.classifiers.estimators import EstimatorSettings
 from embedkit.classifiers.layers import Candidate, LayerMixture, combinations_of, unit_layers
 from embedkit.classifiers.probe import Candidates, probe
 from embedkit.cli.run_text import run_text
+from embedkit.errors import UsageError
 from embedkit.geometry import effective_rank
 from embedkit.records import to_json
 from embedkit.runs.cross_validation import Problem
@@ -315,3 +316,12 @@ def test_numbers_without_labels_of_a_dataset(layers: Path, tmp_path: Path) -> No
 def test_equal_layers_are_seldom_called_better() -> None:
     count = 40
     assert claims_of_layers(repetitions=count) <= most(0.05, count)
+
+
+def test_a_metric_that_no_inner_fold_has(tmp_path: Path) -> None:
+    """Values that are constant within a group have no R², where a fold holds out one group."""
+    rows = [{"text": f"text {i}", "label": str(i // 10), "area": f"a{i // 10}"} for i in range(60)]
+    data = extract_tiny(rows, tmp_path / "data", keep=["area"]).out
+    split = embedkit.split(data, folds=2, group="area")
+    with pytest.raises(UsageError, match="metric='r2': an inner fold has none. Choose another"):
+        probe(data, out=tmp_path / "p", task="regression", split=split, metric="r2")

@@ -385,11 +385,13 @@ def test_answers_for_new_texts_are_blended(tmp_path: Path, kind: str) -> None:
     assert pd.read_parquet(tmp_path / "r.parquet").equals(found)
     frame.assign(row=range(1, 41)).to_parquet(tmp_path / "other.parquet")
     frame.drop(columns="proba_1").to_parquet(tmp_path / "less.parquet")
+    frame[:0].to_parquet(tmp_path / "empty.parquet")
     a, b = files
     for answers, error, message in (
         ([a, tmp_path / "none.tsv"], UsageError, r"none\."),
         ([a, tmp_path / "other.parquet"], MismatchError, r"other\.parquet"),
         ([tmp_path / "less.parquet", a], UsageError, "proba_1"),
+        ([tmp_path / "empty.parquet", a], MismatchError, "not predictions of the same corpus"),
         ([a], UsageError, "answers"),
         ([a, tmp_path / "." / a.name], UsageError, "one file stands there twice"),
         ([b, a], UsageError, "in their order: a, b"),  # as their names tell

@@ -301,6 +301,7 @@ def test_parts_in_any_order_and_repeated(golden: Path, tmp_path: Path) -> None:
         part = made(golden, out, part=(index, 4), progress=progress)
         with pytest.raises(UsageError, match="unfinished"):
             _ = part.manifest
+        assert repr(part).startswith(f"dataset {out}, ")
     assert refused
     assert part.missing_shards == 1
     assert made(golden, out).resumed_shards == 3

@@ -151,6 +151,13 @@ def test_damaged_weights_of_a_module(tiny: Tiny, tmp_path: Path) -> None:
         assert str(find_checkpoint(tmp_path / "model").sha256) not in before
         with pytest.raises(ModelError, match="Projection cannot be used"):
             Encoder(tmp_path / "model")
+    file.unlink()
+    file.with_name("pytorch_model.bin").write_bytes(b"no pickle")
+    with pytest.raises(ModelError, match=r"cannot be used \(pytorch_model.bin is damaged"):
+        Encoder(tmp_path / "model")
+    (tmp_path / "model/config.json").unlink()
+    with pytest.raises(ModelError, match="modules.json names it. Fetch the checkpoint again"):
+        Encoder(tmp_path / "model")
 
 
 def test_fewer_dimensions(tiny: Tiny, tmp_path: Path, notes: list[str]) -> None:

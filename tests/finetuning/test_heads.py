@@ -173,6 +173,13 @@ class Weighted(torch.nn.Module):
         return self.out((self.times * weights * self.second(self.first(hidden)).tanh()).sum(1))
 
 
+class Several(Weighted):
+    """Gives more than logits, as recurrent layers do."""
+
+    def forward(self, hidden: torch.Tensor, mask: torch.Tensor) -> Any:
+        return super().forward(hidden, mask), hidden
+
+
 def test_a_head_may_be_any_module(tmp_path: Path) -> None:
     """Given as a class or by its name; its own initial weights are kept, and it is saved."""
     name = "tests.finetuning.test_heads:Weighted"
@@ -183,9 +190,10 @@ def test_a_head_may_be_any_module(tmp_path: Path) -> None:
     for wrong in ("os:system", "math:hypot"):
         with pytest.raises(UsageError, match=f"head='{wrong}': expected a class"):
             built(tiny_model(), head=wrong, n_outputs=2)
-    linear = built(tiny_model(), head="torch.nn:Linear", n_outputs=2)[0]  # takes no mask
-    with pytest.raises(UsageError, match=r"Linear': called with hidden states .*, it says: "):
-        predict_logits(linear, some)
+    for wrong in ("torch.nn:Linear", f"{Several.__module__}:Several"):  # the former takes no mask
+        other = built(tiny_model(), head=wrong, n_outputs=2)[0]
+        with pytest.raises(UsageError, match=f"{wrong}': called with hidden states .*, it says: "):
+            predict_logits(other, some)
     corpus = corpus_of(tmp_path / "c.tsv")
     for number, head in enumerate((Weighted, name)):
         tuned(corpus, tmp_path / str(number), head=head, epochs=1, test=corpus)

@@ -25,7 +25,7 @@ from embedkit.errors import ModelError, OutputExistsError, UsageError
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.model import is_plain_head, predict_logits, read_model, write_model
 from tests.finetune_fixtures import corpus_of, log_of, tuned, write_lines
-from tests.models import TEXTS, Tiny, check_near, plain_model, slow
+from tests.models import TEXTS, Tiny, build, check_near, plain_model, slow
 from tests.processes import command, succeed
 from tests.store_fixtures import tiny_model
 
@@ -234,6 +234,18 @@ def test_a_classifier_predicts_as_the_pipeline_of_transformers(
     pairs = predictor.predict_proba(texts[:2], texts[2:4])
     assert not np.allclose(pairs, predictor.predict_proba(texts[:2]))
     assert np.allclose(predictor.predict_proba(texts[0], texts[2]), pairs[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("pad", [7, None])
+def test_a_decoder_classifies_a_text_alone_as_among_others(tmp_path: Path, pad: Any) -> None:
+    """Its last token is that before the padding, of which model and tokenizer may differ."""
+    base = build("gpt2", tmp_path / "base")
+    folder = classifier(base, tmp_path / "m", num_labels=3, pad_token_id=pad)
+    if pad is None:  # neither has any
+        AutoTokenizer.from_pretrained(base, pad_token=None).save_pretrained(folder)
+    predictor = Predictor(folder, device="cpu")
+    alone = [predictor.predict_proba(text) for text in TEXTS[:6]]
+    assert np.allclose(predictor.predict_proba(list(TEXTS[:6])), alone, atol=1e-6)
 
 
 def test_predict_of_the_command_line_takes_a_checkpoint(tiny: Tiny, tmp_path: Path) -> None:

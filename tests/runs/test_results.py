@@ -456,6 +456,7 @@ def test_labels_that_cannot_be_learnt(tmp_path: Path, shared: Path) -> None:
         "missing": ([""] * N, "expected two labels or more, got none"),
         "values": ([f"{i % 50 / 10}" for i in range(N)], "task='regression'"),
         "lists": (['["b"]', "b"] * (N // 2), "is a list of classes. Pass task='multilabel'"),
+        "sets": (["frozenset({'b'})", "b"] * (N // 2), "is a list of classes. Pass task="),
         "objects": (['{"b": 1}', "b"] * (N // 2), "Name the field with the class"),
         "spans": (['[[0, 5, "B"]]', "b"] * (N // 2), "spans of texts are for spans="),
     }
