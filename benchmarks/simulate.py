@@ -199,7 +199,7 @@ def bootstrap_rates(world: World, *, repetitions: int) -> dict[str, tuple[float,
         drawn = random.multinomial(units, np.full(units, 1 / units), size=500)[:, unit]
         methods = [world.metrics(y, predicted) for predicted in predictions]
         for name in AREAS:
-            one, equal, better = (metrics[name](drawn.astype(np.float64)) for metrics in methods)
+            one, equal, better = (metrics[name].of(drawn.astype(np.float64)) for metrics in methods)
             ends = [np.quantile(gap, [0.025, 0.975]) for gap in (one - equal, better - one)]
             different[name].append(tuple(bool(low > 0 or high < 0) for low, high in ends))
     found = {name: np.mean(rows, axis=0).tolist() for name, rows in different.items()}

@@ -303,5 +303,5 @@ def inner_score(y: NDArray[Any], output: Float64, settings: EstimatorSettings) -
     if beta is not None:
         decided = decide(output, threshold=best_threshold(y, output[:, 1], beta=beta))
     weight = compute_sample_weight(settings.class_weight, y) if y.ndim == 1 else np.ones(len(y))
-    value = float(metrics_for(y, output, decided, beta=beta)[metric](weight[None])[0])
+    value = float(metrics_for(y, output, decided, beta=beta)[metric].of(weight[None])[0])
     return -value if metric in LOWER_IS_BETTER else value

@@ -81,10 +81,6 @@ class Metric(NamedTuple):
     halved: Callable[[Int64, int], Float64] | None = None  # block (n,), their number → values
     hidden: Callable[[Int64], tuple[float, float]] | None = None  # of units (n,)
 
-    def __call__(self, weights: Float64) -> Float64:
-        """Return the values ``(samples,)``."""
-        return self.of(weights)
-
     def value(self, count: int) -> float:
         """Return the value for ``count`` records, each once."""
         return float(self.of(np.ones((1, count)))[0])
@@ -132,7 +128,7 @@ def influences(metrics: Mapping[Key, Metric], unit: Int64, *, seed: int = 0) -> 
         # (units at once, records): 1/2 and 1 are exact in binary, and so are their sums
         weights = np.where(block == numbers[:, None], 0.5, 1.0)
         for name, metric in weighted.items():
-            influence[name][numbers] = -2 * metric(weights)
+            influence[name][numbers] = -2 * metric.of(weights)
     for values in influence.values():
         # a metric that no unit changes must have influences of exactly 0, which :func:`_error`
         # treats apart; rounding would make them differ in the last digits

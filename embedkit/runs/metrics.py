@@ -102,7 +102,7 @@ METRICS: Mapping[str, MetricRow] = {
     "micro_f1": _percent(lambda p: p.micro_f1, "micro-F1", "sets", compared=True),
     "accuracy": _percent(lambda p: _mean(p.y == p.predicted), compared=True, counts_all=True),
     "macro_f1": _percent(
-        lambda p: p.cells.macro_f1, "macro-F1", compared=True, of_sets=True, hidden="f1"
+        lambda p: p.macro_f1, "macro-F1", compared=True, of_sets=True, hidden="f1"
     ),
     "lrap": _percent(lambda p: _mean(p.ranking_precision), "LRAP", "sets", compared=True),
     "subset_accuracy": _percent(
@@ -130,12 +130,12 @@ METRICS: Mapping[str, MetricRow] = {
         of_sets=True,
     ),
     "average_precision": _area(lambda p: p.second.average_precision, task="two"),
-    "precision": _percent(lambda p: p.cells.precision, task="two"),
-    "recall": _percent(lambda p: p.cells.recall, task="two"),
-    "f1": _percent(lambda p: partial(p.cells.f_beta, 1.0), "F1", "two"),
-    "balanced_accuracy": _percent(lambda p: p.cells.balanced_accuracy, hidden="recall"),
-    "mcc": _rank(lambda p: p.cells.mcc, "MCC"),
-    "qwk": _rank(lambda p: p.cells.weighted_kappa, "QWK", "ordinal"),
+    "precision": _percent(lambda p: p.precision, task="two"),
+    "recall": _percent(lambda p: p.recall, task="two"),
+    "f1": _percent(lambda p: partial(p.f_beta, 1.0), "F1", "two"),
+    "balanced_accuracy": _percent(lambda p: p.balanced_accuracy, hidden="recall"),
+    "mcc": _rank(lambda p: p.mcc, "MCC"),
+    "qwk": _rank(lambda p: p.weighted_kappa, "QWK", "ordinal"),
     "entity_f1": _percent(lambda p: p.f1, "entity F1", "entities", compared=True),
     "rmse": _error(lambda p: p.rmse, "RMSE", "values", worst=lambda p: p.largest),
     "mae": _error(
@@ -192,7 +192,7 @@ def row_of(metric: str) -> MetricRow | None:
 
 
 def _f_beta_row(beta: float) -> MetricRow:
-    return _percent(lambda p: partial(p.cells.f_beta, beta), f"F{beta:g}", "two")
+    return _percent(lambda p: partial(p.f_beta, beta), f"F{beta:g}", "two")
 
 
 def is_percent(metric: str) -> bool:
@@ -312,14 +312,14 @@ def metrics_for(
             row.worst(p),
             None if row.counts_all else p.rarer,
             row.halved and row.halved(p),
-            partial(p.cells.hidden, row.hidden) if row.hidden and isinstance(p, _Labels) else None,
+            partial(p.hidden, row.hidden) if row.hidden and isinstance(p, _Labels) else None,
         )
         for name, row in _rows(p.classes, beta, sets=y.ndim > 1, ordinal=ordinal).items()
     }
 
 
 class _Labels:
-    """Predicted classes and probabilities, and what several metrics compute from them."""
+    """Predicted classes and probabilities, and metrics of both."""
 
     def __init__(self, y: Int64, proba: Float64, predicted: Int64) -> None:
         self.y, self.proba, self.predicted = y, proba, predicted
@@ -343,8 +343,11 @@ class _Labels:
         return np.asarray(squares / (2 if self.classes == 2 else 1))
 
     @cached_property
-    def cells(self) -> _Confusion:
-        return _Confusion(self.y, self.predicted, self.classes)
+    def _cells(self) -> tuple[Any, Any, Any]:
+        """Records of every class that are rightly predicted, true, and predicted."""
+        # (classes, n) sparse: a dense one has that many numbers
+        true, said = (_indicator(y, self.classes) for y in (self.y, self.predicted))
+        return true.multiply(said).tocsr(), true, said
 
     @cached_property
     def second(self) -> _Ranking:
@@ -360,6 +363,79 @@ class _Labels:
         # one after the other, since all of them would take three times the probabilities
         return (_Ranking(self.y == c, self.proba[:, c]) for c in range(self.classes))
 
+    def _marginals(self, weights: Float64) -> list[Float64]:
+        """``(samples, classes)`` weights: rightly predicted, true, and predicted."""
+        return [np.asarray(each @ weights.T).T for each in self._cells]
+
+    def macro_f1(self, weights: Float64) -> Float64:
+        """Mean of the F1 of every class that is true or predicted somewhere."""
+        right, true, predicted = self._marginals(weights)
+        involved = true + predicted
+        # as scikit-learn without labels=: a class that this sample lacks on both sides does not
+        # count
+        return np.asarray(ratio(2 * right, involved).sum(1) / (involved > 0).sum(1))
+
+    def balanced_accuracy(self, weights: Float64) -> Float64:
+        """Mean of the recall of every class that is true somewhere."""
+        right, true, _ = self._marginals(weights)
+        return np.asarray(ratio(right, true).sum(1) / (true > 0).sum(1))
+
+    def hidden(self, of: Literal["recall", "f1"], unit: Int64) -> tuple[float, float]:
+        """How far a mean over classes may be below and above, by classes that no unit moves.
+
+        They are all right or all wrong, and by Wilson's interval of their recall need not be. It is
+        the furthest class and not the sum of all: where many are all right, those that are not
+        move with their units, and show how many errors the others have on average.
+        """
+        right, true, predicted = (n[0] for n in self._marginals(np.ones((1, len(unit)))))
+        furthest = [0.0, 0.0]
+        # a single class is what the interval of all records is of already
+        several = np.count_nonzero(true) > 1
+        for number in np.flatnonzero(several & (true > 0) & ((right == true) | (right == 0))):
+            count, recall = len(np.unique(unit[self.y == number])), int(right[number] > 0)
+            other = wilson(recall * count, count)[1 - recall]
+            moved = abs(other - recall)
+            if of == "f1":
+                said = predicted[number] / true[number]  # as many more as there are more right
+                moved = float(2 * abs(other / (1 + said + other - recall) - recall / (1 + said)))
+            furthest[1 - recall] = max(furthest[1 - recall], moved)
+        # of two classes errors of one show in the F1 of the other
+        if of == "f1" and self.classes == 2:
+            furthest[0] = 0.0
+        classes = int(np.count_nonzero(true + predicted * (of == "f1")))
+        return furthest[0] / classes, furthest[1] / classes
+
+    def mcc(self, weights: Float64) -> Float64:
+        """Matthews' correlation coefficient; 0 where one class alone is true or predicted."""
+        right, true, predicted = self._marginals(weights)
+        total = true.sum(1)
+        covariance = right.sum(1) * total - (true * predicted).sum(1)
+        spread = (total**2 - (true**2).sum(1)) * (total**2 - (predicted**2).sum(1))
+        # rounding may make the product of two variances slightly negative
+        return ratio(covariance, np.sqrt(np.maximum(spread, 0)))
+
+    def weighted_kappa(self, weights: Float64) -> Float64:
+        """Cohen's kappa with the squared distance of class numbers; NaN where all are one class."""
+        _, true, predicted = self._marginals(weights)
+        places, total = np.arange(self.classes, dtype=np.float64), true.sum(1)
+        squares = np.subtract.outer(places, places) ** 2
+        apart = weights @ (self.y - self.predicted) ** 2.0 * total
+        expected = np.einsum("si,ij,sj->s", true, squares, predicted)
+        return ratio(expected - apart, expected, undefined=np.nan)
+
+    def f_beta(self, beta: float, weights: Float64) -> Float64:
+        """F-beta of the second of two classes."""
+        right, true, predicted = (numbers[:, 1] for numbers in self._marginals(weights))
+        return np.asarray(_f_beta((None, predicted - right, true - right, right), beta))
+
+    def precision(self, weights: Float64) -> Float64:
+        right, _, predicted = self._marginals(weights)
+        return ratio(right[:, 1], predicted[:, 1])
+
+    def recall(self, weights: Float64) -> Float64:
+        right, true, _ = self._marginals(weights)
+        return ratio(right[:, 1], true[:, 1])
+
 
 class _Sets:
     """Predicted sets of classes and probabilities, and what several metrics compute from them."""
@@ -368,9 +444,7 @@ class _Sets:
 
     def __init__(self, y: Int64, proba: Float64, predicted: Int64) -> None:
         self.y, self.proba, self.predicted = y, proba, predicted
-        # METRICS asks for `cells.macro_f1`: of sets there is no confusion table, and this object
-        # answers
-        self.classes, self.cells = proba.shape[1], self
+        self.classes = proba.shape[1]
         # (n, classes): hits; and 2 hits + misses + false alarms, the denominator of F1
         self._right, self._involved = y * predicted, y + predicted
 
@@ -595,89 +669,6 @@ def ratio(part: Float64, whole: NDArray[Any], *, undefined: float = 0.0) -> Floa
     ratio = np.full(np.shape(whole), undefined)
     np.divide(part, whole, out=ratio, where=whole > 0)
     return ratio
-
-
-class _Confusion:
-    """Weight of the records of every true and of every predicted class, and metrics of it."""
-
-    def __init__(self, y: Int64, predicted: Int64, classes: int) -> None:
-        self._y, self._classes, self._squares = y, classes, (y - predicted) ** 2.0
-        # (classes, n) sparse: a dense one has that many numbers
-        true, said = _indicator(y, classes), _indicator(predicted, classes)
-        self._cells = true.multiply(said).tocsr(), true, said
-
-    def _marginals(self, weights: Float64) -> list[Float64]:
-        """``(samples, classes)``: rightly predicted, true, and predicted."""
-        return [np.asarray(each @ weights.T).T for each in self._cells]
-
-    def macro_f1(self, weights: Float64) -> Float64:
-        """Mean of the F1 of every class that is true or predicted somewhere."""
-        right, true, predicted = self._marginals(weights)
-        involved = true + predicted
-        # as scikit-learn without labels=: a class that this sample lacks on both sides does not
-        # count
-        return np.asarray(ratio(2 * right, involved).sum(1) / (involved > 0).sum(1))
-
-    def balanced_accuracy(self, weights: Float64) -> Float64:
-        """Mean of the recall of every class that is true somewhere."""
-        right, true, _ = self._marginals(weights)
-        return np.asarray(ratio(right, true).sum(1) / (true > 0).sum(1))
-
-    def hidden(self, of: Literal["recall", "f1"], unit: Int64) -> tuple[float, float]:
-        """How far a mean over classes may be below and above, by classes that no unit moves.
-
-        They are all right or all wrong, and by Wilson's interval of their recall need not be. It is
-        the furthest class and not the sum of all: where many are all right, those that are not
-        move with their units, and show how many errors the others have on average.
-        """
-        right, true, predicted = (n[0] for n in self._marginals(np.ones((1, len(unit)))))
-        furthest = [0.0, 0.0]
-        # a single class is what the interval of all records is of already
-        several = np.count_nonzero(true) > 1
-        for number in np.flatnonzero(several & (true > 0) & ((right == true) | (right == 0))):
-            count, recall = len(np.unique(unit[self._y == number])), int(right[number] > 0)
-            other = wilson(recall * count, count)[1 - recall]
-            moved = abs(other - recall)
-            if of == "f1":
-                said = predicted[number] / true[number]  # as many more as there are more right
-                moved = float(2 * abs(other / (1 + said + other - recall) - recall / (1 + said)))
-            furthest[1 - recall] = max(furthest[1 - recall], moved)
-        # of two classes errors of one show in the F1 of the other
-        if of == "f1" and self._classes == 2:
-            furthest[0] = 0.0
-        classes = int(np.count_nonzero(true + predicted * (of == "f1")))
-        return furthest[0] / classes, furthest[1] / classes
-
-    def mcc(self, weights: Float64) -> Float64:
-        """Matthews' correlation coefficient; 0 where one class alone is true or predicted."""
-        right, true, predicted = self._marginals(weights)
-        total = true.sum(1)
-        covariance = right.sum(1) * total - (true * predicted).sum(1)
-        spread = (total**2 - (true**2).sum(1)) * (total**2 - (predicted**2).sum(1))
-        # rounding may make the product of two variances slightly negative
-        return ratio(covariance, np.sqrt(np.maximum(spread, 0)))
-
-    def weighted_kappa(self, weights: Float64) -> Float64:
-        """Cohen's kappa with the squared distance of class numbers; NaN where all are one class."""
-        _, true, predicted = self._marginals(weights)
-        places, total = np.arange(self._classes, dtype=np.float64), true.sum(1)
-        squares = np.subtract.outer(places, places) ** 2
-        apart = weights @ self._squares * total
-        expected = np.einsum("si,ij,sj->s", true, squares, predicted)
-        return ratio(expected - apart, expected, undefined=np.nan)
-
-    def f_beta(self, beta: float, weights: Float64) -> Float64:
-        """F-beta of the second of two classes."""
-        right, true, predicted = (numbers[:, 1] for numbers in self._marginals(weights))
-        return np.asarray(_f_beta((None, predicted - right, true - right, right), beta))
-
-    def precision(self, weights: Float64) -> Float64:
-        right, _, predicted = self._marginals(weights)
-        return ratio(right[:, 1], predicted[:, 1])
-
-    def recall(self, weights: Float64) -> Float64:
-        right, true, _ = self._marginals(weights)
-        return ratio(right[:, 1], true[:, 1])
 
 
 def _behind(misses: NDArray[Any], owner: Int64) -> Float64:

@@ -182,7 +182,7 @@ def test_whole_entities_are_counted_as_seqeval_counts_them(marks: str) -> None:
     again = [
         [s for s, n in zip(some, weights, strict=True) for _ in range(n)] for some in (true, told)
     ]
-    assert metric(weights[row][None].astype(float))[0] == pytest.approx(f1_score(*again))
+    assert metric.of(weights[row][None].astype(float))[0] == pytest.approx(f1_score(*again))
 
 
 def test_what_cannot_be_tagged(made: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_the_error_is_that_of_a_bootstrap(name: str) -> None:
     random = np.random.default_rng(0)
     y = random.normal(size=150)
     metric = metrics_for(y, y + random.normal(size=150))[name]
-    drawn = metric(random.multinomial(150, np.full(150, 1 / 150), size=3_000).astype(float))
+    drawn = metric.of(random.multinomial(150, np.full(150, 1 / 150), size=3_000).astype(float))
     assert error_of(metric, np.arange(150)) == pytest.approx(drawn.std(), rel=0.06)
 
 

@@ -104,7 +104,8 @@ def test_metrics_of_weighted_records_are_those_of_copies() -> None:
             repeated = (np.repeat(array, times, axis=0) for array in arrays)
             copies = metrics_for(*repeated, beta=2, ordinal=True)
             for name, metric in found.items():
-                assert metric(weights)[row] == pytest.approx(copies[name].value(times.sum())), name
+                expected = copies[name].value(times.sum())
+                assert metric.of(weights)[row] == pytest.approx(expected), name
 
 
 @pytest.mark.parametrize("unit", [1e-9, 1e9])
