@@ -369,7 +369,7 @@ class Candidates(NamedTuple):
 
         best, fold = fold_of(first)
         while len(best.views) < min(_MOST_VIEWS, len(self.names)):
-            score, inner = fold.model.choice.score, fold.inner_proba
+            score, inner = fold.model.choice.score, fold.model.inner
             if inner is None or np.isnan(score):  # no inner folds to choose by
                 break
             rest, errors = [n for n in self.names if n not in best.views], y - inner
@@ -485,7 +485,7 @@ class Candidates(NamedTuple):
 
 def _without_model(fold: FoldFit) -> FoldFit:
     """A fit of one of many candidates, of which nothing is kept but what it predicts."""
-    return fold._replace(model=None, inner=None, inner_proba=None)
+    return fold._replace(model=None, inner=None)
 
 
 def best_of_folds(candidates: Iterable[Sequence[FoldFit]]) -> list[FoldFit]:

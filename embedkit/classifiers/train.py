@@ -168,8 +168,7 @@ def fit_fold(
         proba=proba,
         model=fitted,
         # kept for blends too, which are stacked on them
-        inner=train,
-        inner_proba=fitted.inner,
+        inner=None if fitted.inner is None else (train, fitted.inner),
         threshold=cut,
         fit_seconds=trained - started,
         predict_seconds=predicted - trained,

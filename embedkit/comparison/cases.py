@@ -34,7 +34,18 @@ from embedkit.storage import file_sha256
 from embedkit.types import Bool, Float64, Int64
 from embedkit.units.units import Units, unit_keys
 
-_LISTS = ("all_wrong", "relabel", "wrong", "lost", "gained", "unsure", "cut")
+LISTS = {
+    "all_wrong": "wrong in all",
+    "relabel": "labels to check",
+    "wrong": "{chosen} wrong",
+    "lost": "lost against {baseline}",
+    "gained": "gained against {baseline}",
+    "unsure": "unsure",
+    "cut": "cut",
+    "all": "all",
+}
+"""What a page calls the lists, in their order."""
+
 MOST_SUSPICIONS = 20
 # unsure: less than this between the two likeliest classes; sure: the probability that contradicts a
 # label
@@ -104,7 +115,7 @@ def cases_of(compared: Compared, shown: str, *, texts: str | Path | None = None)
             votes = {i: [p.y[j] == p.y_pred[i] for j, _ in near.get(i, ())] for i in doubted}
             doubted = [i for i in doubted if sum(votes[i]) >= 2]
         lists["relabel"] = np.array(doubted[:MOST_SUSPICIONS], np.int64)
-    lists = {name: lists[name] for name in _LISTS if name in lists and len(lists[name])}
+    lists = {name: lists[name] for name in LISTS if name in lists and len(lists[name])}
     methods = {name: by_name[name] for name in names[:_MOST_METHODS]}
     return Cases(records, methods, lists, view, near, by_case, note, lengths)
 

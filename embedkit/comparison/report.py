@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 from embedkit import drawing
 from embedkit.arguments import accepts
 from embedkit.comparison import table
-from embedkit.comparison.cases import Cases, by_class, cases_of, confused_pairs, is_right
+from embedkit.comparison.cases import LISTS, Cases, by_class, cases_of, confused_pairs, is_right
 from embedkit.comparison.load import FOREIGN, Dataset
 from embedkit.comparison.recommendation import (
     Recommendation,
@@ -53,16 +53,6 @@ from embedkit.types import AnyPath, ProgressCallback, no_progress, steps
 # of all texts in the page, which are shortened until they fit
 _MOST_BYTES = 5_000_000
 _FIRST_METHODS = 8
-_LISTS = {
-    "all_wrong": "wrong in all",
-    "relabel": "labels to check",
-    "wrong": "{chosen} wrong",
-    "lost": "lost against {baseline}",
-    "gained": "gained against {baseline}",
-    "unsure": "unsure",
-    "cut": "cut",
-    "all": "all",
-}
 
 
 def write_report(
@@ -372,7 +362,7 @@ def _payload(compared: Compared, cases: Cases, classes: Sequence[str]) -> str:
             "lengths": None if cases.lengths is None else cases.lengths.tolist(),
             "lists": {name: index.tolist() for name, index in cases.lists.items()},
             "order": [*cases.lists, "all"],
-            "names": {name: text.format(**named) for name, text in _LISTS.items()},
+            "names": {name: text.format(**named) for name, text in LISTS.items()},
             "near": {"view": cases.view, "of": neighbours} if cases.view else None,
             "views": [
                 {view: numbers(values) for view, values in run.predictions.views.items()}

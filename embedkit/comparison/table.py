@@ -108,6 +108,7 @@ class Compared:
     blends: dict[str, Blend]  # by kind; one that is not cross-fitted has no row
     predictions: dict[str, Predictions]  # of every row, by name
     differences: dict[tuple[str, str], Difference]  # of every two rows, out of fold, by name
+    seen_texts: int  # of the test set, which are also training texts
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers."""
@@ -159,11 +160,6 @@ class Compared:
     def lower(self) -> bool:
         """True if lower values of the metric are better."""
         return self.metric in LOWER_IS_BETTER
-
-    @property
-    def seen_texts(self) -> int:
-        """Number of texts of the test set that are also training texts."""
-        return _seen_texts(self.runs)
 
     def judge(self, difference: Difference) -> str:
         """Return the verdict on a difference."""
@@ -283,7 +279,9 @@ def compare(
 
     # a method that remembers texts is right about those that it was trained on: as much as they
     # make of the test set may be of them alone, and of other metrics than means all of it
-    seen = _seen_texts(opened) / max(len(opened[0].predictions.test), 1)
+    tests = [run.content.test_set for run in with_models(opened)]
+    seen_texts = max((test.seen_texts for test in tests if test), default=0)
+    seen = seen_texts / max(len(opened[0].predictions.test), 1)
 
     def verdict(row: Row, other: str, *, test: bool = False) -> str:
         gap = (on_test if test else differences).get((row.name, other))
@@ -311,12 +309,8 @@ def compare(
         blends=blends,
         predictions=predictions,
         differences=differences,
+        seen_texts=seen_texts,
     )
-
-
-def _seen_texts(runs: Sequence[LoadedRun]) -> int:
-    tests = [run.content.test_set for run in with_models(runs)]
-    return max((test.seen_texts for test in tests if test), default=0)
 
 
 def best_first(values: Mapping[str, float], metric: str) -> list[str]:

@@ -366,13 +366,13 @@ class FineTuned(NamedTuple):
         each = zip(folds, every, deciding, ~held_out, chosen, strict=True)
         for fold, members, proba, seen, threshold in each:
             inner = [*_mean(members, "valid_proba"), *proba[seen]]
-            validates = len(fold.valid) > 0
             fits.append(
                 FoldFit(
                     proba=_mean(members, "proba"),
                     model=members,
-                    inner=np.concatenate([fold.valid, choosing[seen]]) if validates else None,
-                    inner_proba=np.array(inner) if validates else None,
+                    inner=(np.concatenate([fold.valid, choosing[seen]]), np.array(inner))
+                    if len(fold.valid)
+                    else None,
                     threshold=threshold,
                 )
             )

@@ -33,8 +33,8 @@ class FoldFit(NamedTuple):
 
     proba: Float64  # of the held-out units
     model: Any  # what the method keeps of it
-    inner: Int64 | None = None  # the training units, which ``inner_proba`` is of
-    inner_proba: Float64 | None = None  # each by a model without it; None: no inner folds
+    inner: tuple[Int64, Float64] | None = None
+    """Training units, and what models without each predict of it; None: no inner folds."""
     threshold: float | None = None  # that was chosen without the held-out units
     fit_seconds: float = 0.0
     predict_seconds: float = 0.0
@@ -105,9 +105,9 @@ class Problem(NamedTuple):
             subset = self.subset(held_out).predictions(fitted.proba, **about)
             # inner predictions are for training records, and carry the fold that their models have
             # not seen: blends are fitted on them
-            if fitted.inner is not None and fitted.inner_proba is not None:
-                inner = self.subset(fitted.inner).predictions(fitted.inner_proba, **about)
-                subset = replace(subset, inner=inner)
+            if fitted.inner is not None:
+                index, proba = fitted.inner
+                subset = replace(subset, inner=self.subset(index).predictions(proba, **about))
             subsets.append(subset)
         return Predictions.joined(subsets)
 

@@ -208,19 +208,12 @@ def interval(value: float, influence: Float64, metric: Metric, unit: Int64) -> t
             count *= (_quantile(np.inf) / _quantile(len(influence) - 1)) ** 2
             ends = wilson(value * count, count)
             low, high = max(low, ends[0]), min(high, ends[1])
-    low, high = _widened(low, value, high, metric, unit)
-    return float(np.clip(low, least, value)), float(np.clip(high, value, most))
-
-
-def _widened(
-    low: float, value: float, high: float, metric: Metric, unit: Int64
-) -> tuple[float, float]:
-    """Ends with what is hidden beside what the units show, of which it is independent.
-
-    Squares add as for differences of proportions (R. G. Newcombe 1998, Statistics in Medicine 17).
-    """
+    # with what is hidden beside what the units show, of which it is independent: squares add as
+    # for differences of proportions (R. G. Newcombe 1998, Statistics in Medicine 17)
     below, above = metric.hidden(unit) if metric.hidden else (0.0, 0.0)
-    return value - math.hypot(value - low, below), value + math.hypot(high - value, above)
+    low = value - math.hypot(value - low, below)
+    high = value + math.hypot(high - value, above)
+    return float(np.clip(low, least, value)), float(np.clip(high, value, most))
 
 
 _FEW_ERRORS = 10.0  # degrees of freedom, of four or five errors
