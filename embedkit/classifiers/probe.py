@@ -250,7 +250,7 @@ class Candidates(NamedTuple):
         """
         units, target, split, _ = problem
         if settings.metric is not None:
-            check_metric(settings.metric, classes=len(target.classes), sets=target.of_sets)
+            check_metric(settings.metric, target)
             # an F score is the best one of inner folds: at 0.5 rare classes would hardly be
             # predicted, and views would seem alike; tuning goes by the best threshold too
             if (beta := beta_of(settings.metric)) is not None:

@@ -103,7 +103,8 @@ class Frozen(NamedTuple):
             y = np.concatenate([target.y[held_out] for _, held_out in subsets])
             cut = settings.threshold.choose(y, np.concatenate([fold.proba for fold in folds])[:, 1])
         if test is not None:
-            proba = predict_proba(final.pipeline, test.units.inputs(test.everything), target)
+            inputs = test.units.inputs(np.arange(len(test.units)))
+            proba = predict_proba(final.pipeline, inputs, target)
         return Fits(
             folds=folds,
             final=final,

@@ -573,7 +573,7 @@ def _predict(fold: Fold, model: EncoderWithHead, result: FoldResult, problem: Pr
     if test is not None and test.content is None:
         result.test_proba = proba(problem.split.test)
     elif test is not None:  # of another corpus, of which all words have a label or none has one
-        result.test_proba = outputs(test.units.inputs(test.everything)).tolist()
+        result.test_proba = outputs(test.units.inputs(np.arange(len(test.units)))).tolist()
 
 
 def history_of(log: Sequence[dict[str, Any]], done: float) -> tuple[dict[str, float], ...]:

@@ -297,7 +297,7 @@ class TrainingOptions:
         if self.decision is not None:
             self.decision.check(target)
         if self.select_by != "loss":
-            check_metric(self.select_by, classes=count, sets=target.of_sets, name="select_by")
+            check_metric(self.select_by, target, name="select_by")
 
     @property
     def decision(self) -> Threshold | None:

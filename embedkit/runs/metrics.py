@@ -260,12 +260,12 @@ def score_text(score: Score, metric: str, *, signed: bool = False, unit: bool = 
     return f"{text} ({ends})" if ends else text
 
 
-def check_metric(metric: str, *, classes: int, sets: bool = False, name: str = "metric") -> None:
-    """Raise a :class:`UsageError` for a metric that nothing is judged by, with so many classes.
+def check_metric(metric: str, target: Target, *, name: str = "metric") -> None:
+    """Raise a :class:`UsageError` for a metric by which no prediction of a target is judged.
 
-    A regression has 0 classes; ``name`` is that of the parameter, for messages.
+    ``name`` is that of the parameter, for messages.
     """
-    rows = _rows(classes, beta_of(metric), sets=sets).items()
+    rows = _rows(len(target.classes), beta_of(metric), sets=target.of_sets).items()
     check_choice([n for n, row in rows if row.scale != "biased"], **{name: metric})
 
 

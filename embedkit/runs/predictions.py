@@ -176,11 +176,6 @@ class Subset:
             content=TestSetContent(source=units.source, rejected=rejected, seen_texts=seen),
         )
 
-    @property
-    def everything(self) -> Int64:
-        """Positions of all units."""
-        return np.arange(len(self.units))
-
     def predictions(
         self, proba: Float64, *, fold: int = TEST, threshold: float | None
     ) -> Predictions:

@@ -21,6 +21,8 @@ from pathlib import PurePath
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
+from msgspec import Meta
+
 from embedkit.choices import FEATURES, RunLevel, Storage, Task, one_of
 from embedkit.dataset.format import Names
 from embedkit.dataset.settings import ModelRecord, VectorIdentity, VectorSettings
@@ -34,6 +36,9 @@ from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, sco
 from embedkit.runs.split import SplitSettings
 
 FORMAT_VERSION = 1
+
+Cutoff = Annotated[float, Meta(ge=0, le=math.nextafter(1, 2))]
+"""A probability; just above 1 where no record is best predicted as the second of two classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +177,7 @@ class PredictionRun(Run):
     columns: tuple[str, ...] = ()  # of the user's own numbers, behind the views
     label: str | None = None  # the column that the labels of records are from, if it has a name
     classes: tuple[str, ...]  # by class number; empty for a regression
-    threshold: float | None = None  # probability from which the second of two classes is predicted
+    threshold: Cutoff | None = None  # probability from which the second of two classes is predicted
     records: dict[str, int]  # in "folds" and in the "test" set
     test_set: TestSetContent | None = None
     scores: dict[str, dict[str, ReportedScore]]  # by subset (cross_validation, test) and metric
@@ -211,7 +216,6 @@ class PredictionRun(Run):
             and (vectors is None or views <= vectors.columns_of(f"{self.level}s").keys()),
             "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"}
             and all(self.scores.values()),
-            "threshold": _is_threshold(self.threshold),
             "records": self.records.keys() == {"folds", "test"},
             "label_separator": self.task != "multilabel" or bool(self.separator),
             "model": self.features == "tfidf" or self.dataset.model is not None,
@@ -248,11 +252,6 @@ def _can_be_typed(command: str) -> bool:
     return True
 
 
-def _is_threshold(value: float | None) -> bool:
-    # just above 1 where no record is best predicted as the second class
-    return value is None or 0 <= value <= math.nextafter(1, 2)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TrainRun(PredictionRun):
     """A run of ``train``; the last choice is the model of all folds."""
@@ -276,7 +275,7 @@ class FinetuneRun(PredictionRun):
     kind: str = "finetuned"
     head: str
     precision: str
-    thresholds: tuple[float | None, ...]  # of each model: that of its fold
+    thresholds: tuple[Cutoff | None, ...]  # of each model: that of its fold
     models: tuple[str, ...]  # folders in model/
     epochs: tuple[float, ...]  # kept epoch of each model
     tokens: TokenizerSettings
@@ -295,7 +294,6 @@ class FinetuneRun(PredictionRun):
         return PredictionRun._agreements(self) | {
             "models": bool(self.models) and plain,
             "truncated": {*self.truncated} == {"records", "records_all", "tokens", "tokens_all"},
-            "thresholds": all(map(_is_threshold, self.thresholds)),
             "settings": type(seeds := self.settings.get("seeds")) is int and seeds > 0,
         }
 
