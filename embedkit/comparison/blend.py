@@ -13,7 +13,7 @@ stacked for new records, but not for those of the folds.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from embedkit.comparison.load import LoadedRun
 from embedkit.errors import Message, Option, UsageError
 from embedkit.prediction_files import (
     Submission,
@@ -56,14 +57,8 @@ class Blend(NamedTuple):
     separator: str = ""  # between the classes of a set
 
 
-def blend(
-    kind: str,
-    named: Mapping[str, Predictions],
-    *,
-    threshold: Threshold | None = None,
-    separator: str = "",
-) -> Blend:
-    """Blend runs, given by their names, by one of :data:`~embedkit.choices.BLENDS`.
+def blend(kind: str, models: Sequence[LoadedRun], *, threshold: Threshold | None = None) -> Blend:
+    """Blend runs that hold a model, by one of :data:`~embedkit.choices.BLENDS`.
 
     Weights and thresholds for the records of a fold are learnt from inner predictions for its
     training records, where all runs have them. Without them, or with those of one class alone, a
@@ -71,7 +66,7 @@ def blend(
     out-of-fold predictions for the other folds. Without a threshold the likelier class is
     predicted, and of sets each class that is likelier than not.
     """
-    fit, runs = _BLENDS[kind], list(named.values())
+    fit, runs = _BLENDS[kind], [model.predictions for model in models]
     records = runs[0]
     if len(records.classes) != 2:
         threshold = None
@@ -110,7 +105,8 @@ def blend(
         proba[test] = apply(outputs(test))
         y_pred[test] = decide(proba[test], threshold=final, sets=records.of_sets)
     blended = records.with_proba(proba, y_pred)
-    return Blend(f"blend: {kind}", blended, tuple(named), cross_fitted, final, apply, separator)
+    parts = blended, tuple(model.name for model in models), cross_fitted, final, apply
+    return Blend(f"blend: {kind}", *parts, models[0].content.separator)
 
 
 def threshold_of(metric: str, contents: Sequence[PredictionRun]) -> Threshold | None:

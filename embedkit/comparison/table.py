@@ -406,13 +406,10 @@ def _predictions(
     blends: dict[str, Blend] = {}
     records, models = runs[0].predictions, with_models(runs)
     if len(models) > 1:
-        contents = [run.content for run in models]
-        about: dict[str, Any] = {"threshold": threshold_of(metric, contents)}
-        about["separator"] = contents[0].separator
-        inputs = {run.name: run.predictions for run in models}
+        threshold = threshold_of(metric, [run.content for run in models])
         # a pool weighs one choice among classes, which a set is not
         kinds = ["mean"] if records.of_sets else BLENDS
-        blends = {kind: blend(kind, inputs, **about) for kind in kinds}
+        blends = {kind: blend(kind, models, threshold=threshold) for kind in kinds}
     # a blend without predictions for the folds can still predict new records, but has nothing to be
     # compared
     blended = {b.name: b.predictions for b in blends.values() if b.cross_fitted}
@@ -449,8 +446,7 @@ def scores_and_differences(
     for (a, b), test, p in zip(pairs, tests, holm([test.p for test in tests]), strict=True):
         differences[a, b] = replace(test, p_corrected=p)
         # the other way round the ends change places; 0 - x, for there is no -0
-        turned = Difference(0 - test.value, 0 - test.high, 0 - test.low, test.p, p)
-        differences[b, a] = turned
+        differences[b, a] = Difference(0 - test.value, 0 - test.high, 0 - test.low, test.p, p)
     return scores, differences
 
 

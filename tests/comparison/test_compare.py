@@ -266,7 +266,7 @@ def blended_in_fold(tmp_path: Path, kind: str, flipped: bool, **options: Any) ->
     _, y, outputs = random_runs(tmp_path / f"of {flipped}", ["a", "b"], n=100)
     y = np.where((np.arange(100) % 5 == 2) & flipped, 1 - y, y)
     paths = write_fake_runs(tmp_path / f"{flipped}", "ab", y, outputs, inner=True)
-    found = blend(kind, {r.name: r.predictions for r in read_runs(paths)}, **options).predictions
+    found = blend(kind, read_runs(paths), **options).predictions
     here = found.fold == 2
     return np.column_stack([found.proba[here], found.y_pred[here]])
 
