@@ -206,8 +206,7 @@ def write_results(
     write_split(problem.split, folder / "split.parquet")
     if "scores" not in content:
         beta = decision.beta if decision else None
-        prior = problem.prior
-        content["scores"] = reported_scores(predictions, beta=beta, prior=prior)
+        content["scores"] = reported_scores(predictions, beta=beta, prior=problem.prior)
         content["per_class"] = class_scores(predictions)
     test, source = problem.test, Path(problem.units.name).resolve()
     # relative, so that runs and datasets can be moved together; a DataFrame has no path
