@@ -156,7 +156,7 @@ def test_damaged_weights_of_a_module(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"cannot be used \(pytorch_model.bin is damaged"):
         Encoder(tmp_path / "model")
     (tmp_path / "model/config.json").unlink()
-    with pytest.raises(ModelError, match="modules.json names it. Fetch the checkpoint again"):
+    with pytest.raises(ModelError, match=r"modules\.json names it\. Fetch"):
         Encoder(tmp_path / "model")
 
 
