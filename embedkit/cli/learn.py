@@ -248,7 +248,8 @@ def predict(
 
     RUN is a folder that train or finetune wrote, CHECKPOINT the folder or hub id of a model for
     classification (BertForSequenceClassification and the like); CORPUS a file of texts or its URL,
-    a dataset extracted with the same settings as that of the run. Without one, or with -, every
+    with the columns of the corpus of the run, and a header if that had one; or a dataset extracted
+    with the same settings as that of the run. Without one, or with -, every
     line of standard input is answered as it comes, by one process. Of a run on pairs of texts a
     line has both, with a tab between them. Without --out each record is a line, with --json one of
     JSON.
