@@ -168,12 +168,18 @@ def save_model(folder: Path, kind: str, *, masked_lm: bool = False, **settings: 
     model.save_pretrained(folder)
 
 
-def state(path: Path, **values: Any) -> None:
-    """Change keys of a JSON file, of a list those of its last element."""
+def state(path: Path, at: int = -1, /, **values: Any) -> None:
+    """Change keys of a JSON file, of a list those of one element, by default of the last one."""
     path.parent.mkdir(exist_ok=True)
     content = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-    (content[-1] if isinstance(content, list) else content).update(values)
+    (content[at] if isinstance(content, list) else content).update(values)
     path.write_text(json.dumps(content), "utf-8")
+
+
+def save_other(folder: Path, kind: str, tokenizer: str, **settings: Any) -> None:
+    """Write a random model of 400 tokens beside the tokenizer of another family."""
+    _TOKENIZERS[tokenizer]().save_pretrained(folder)
+    save_model(folder, kind, vocab_size=400, **settings)
 
 
 def reweigh(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:

@@ -62,8 +62,13 @@ def command(
 
 def succeed(*arguments: str | Path, cwd: Path) -> Done:
     """As :func:`command`, where the exit code has to be 0."""
-    done = command(*arguments, cwd=cwd)
-    assert done.returncode == 0, (arguments, done.stderr)
+    return ends_with(0, *arguments, cwd=cwd)
+
+
+def ends_with(code: int, *arguments: str | Path, cwd: Path, **how: Any) -> Done:
+    """As :func:`command`, where this has to be the exit code."""
+    done = command(*arguments, cwd=cwd, **how)
+    assert done.returncode == code, (arguments, done)
     return done
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,10 @@ def cut_at_128(bench: Bench) -> Floats:
     return bench.encode(model)
 
 
-def in_int8(bench: Bench) -> Floats:
-    encoder = embedkit.Encoder(bench.folder / "plain", device="cpu", precision="int8")
-    return np.asarray(encoder.encode(RECORDS))
-
-
-def of_layer_2(bench: Bench) -> Floats:
-    encoder = embedkit.Encoder(bench.folder / "plain", device="cpu")
-    return np.asarray(encoder.encode(RECORDS, pooling="mean", layer=2, normalize_embeddings=True))
+def ours(bench: Bench, layer: int = -1, **options: Any) -> Floats:
+    encoder = embedkit.Encoder(bench.folder / "plain", device="cpu", **options)
+    given: dict[str, Any] = {"pooling": "mean", "layer": layer, "normalize_embeddings": True}
+    return np.asarray(encoder.encode(RECORDS, **given))
 
 
 PLANTED: dict[str, tuple[str, Callable[[Bench], Any], dict[str, Any]]] = {
@@ -109,14 +105,14 @@ PLANTED: dict[str, tuple[str, Callable[[Bench], Any], dict[str, Any]]] = {
     ),
     "no prefix": ("plain", lambda b: b.encode(prompt=""), {"prefix": ""}),
     "truncation": ("plain", cut_at_128, {"max_length": 128}),
-    "wrong layer": ("plain", of_layer_2, {"layers": "2", "normalize": True}),
+    "wrong layer": ("plain", partial(ours, layer=2), {"layers": "2", "normalize": True}),
     "case": (
         "plain",
         lambda b: b.encode(b.with_modules("cased", "mean", st.Normalize(), lower=False)),
         {"case": "not lower-cased"},
     ),
     "fp16": ("plain", lambda b: b.vectors.astype(np.float16), {"rounding": "float16"}),
-    "int8": ("plain", in_int8, {"precision": "int8"}),
+    "int8": ("plain", partial(ours, precision="int8"), {"precision": "int8"}),
     "int8 of the vectors": (
         "plain",
         lambda b: quantize_embeddings(b.vectors, "int8"),

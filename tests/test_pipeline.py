@@ -142,15 +142,12 @@ def test_only_what_a_stage_has_written_makes_way(tmp_path: Path) -> None:
         assert reasons(tmp_path, f"q={query}", text=search, call=call) == ["its settings changed"]
     assert not [*tmp_path.glob(".page.b*")]
     # of a stage that has failed nothing is its own, whatever stands there now
-    failed = search.replace('"page"', '"other"')
-    assert reasons(tmp_path, text=failed, call=lambda _: 2) == [""]
-    (tmp_path / "other").write_text("mine")
-    assert reasons(tmp_path, text=failed, call=call) == ["was not finished"]
-    assert (tmp_path / "other").read_text() == "mine"
-    failed = page.replace('"page"', '"third"')
-    assert reasons(tmp_path, text=failed, call=lambda _: 2) == [""]
-    (tmp_path / "third").write_text("mine")
-    assert reasons(tmp_path, text=failed, call=call) == ["was not finished"]
+    for stage, name in ((search, "other"), (page, "third")):
+        failed = stage.replace('"page"', f'"{name}"')
+        assert reasons(tmp_path, text=failed, call=lambda _: 2) == [""]
+        (tmp_path / name).write_text("mine")
+        assert reasons(tmp_path, text=failed, call=call) == ["was not finished"]
+        assert (tmp_path / name).read_text() == "mine"
     assert "--overwrite" not in seen[-1]
     # a place that the command does not write to is noticed in every run
     lost = '[search]\ndataset = "d"\nquery = "x"\nmakes = "elsewhere"\n'
@@ -293,10 +290,9 @@ def test_fetch(tmp_path: Path, serve: Any) -> None:
     assert fetch(f"{address}/영화 평.tsv?a=b%20c", sha256=right, out=tmp_path / "a/x")
     with pytest.raises(MismatchError, match=r"corpus\.tsv"):
         fetch(f"{address}/corpus.tsv", sha256="0" * 64, out=tmp_path / "other")
-    with pytest.raises(StorageError, match=r"9\d,\d{3} bytes too early"):
-        fetch(f"{address}/cut", sha256=right, out=tmp_path / "other")
-    with pytest.raises(StorageError, match="/missing"):
-        fetch(f"{address}/missing", sha256=right, out=tmp_path / "other")
+    for name, message in (("cut", r"9\d,\d{3} bytes too early"), ("missing", "/missing")):
+        with pytest.raises(StorageError, match=message):
+            fetch(f"{address}/{name}", sha256=right, out=tmp_path / "other")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
     out.write_bytes(b"mine")
     with pytest.raises(MismatchError, match=r"corpus\.tsv"):

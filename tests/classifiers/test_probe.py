@@ -46,8 +46,7 @@ from tests.store_fixtures import extract_tiny
 @pytest.fixture(scope="module")
 def data(common: Path) -> Path:
     corpus = corpus_of(common / "c.tsv", 90)
-    extract_tiny(corpus, common / "data", layers="0,2", pooling=["cls", "mean"])
-    return common / "data"
+    return extract_tiny(corpus, common / "data", layers="0,2", pooling=["cls", "mean"]).out
 
 
 CURVE: dict[str, Any] = {"folds": 2, "learning_curve": True}
@@ -55,8 +54,7 @@ CURVE: dict[str, Any] = {"folds": 2, "learning_curve": True}
 
 @pytest.fixture(scope="module")
 def run(data: Path) -> Path:
-    probe(data, out=data.with_name("probe"), view=["mean_0", "cls_2"], **CURVE)
-    return data.with_name("probe")
+    return probe(data, out=data.with_name("probe"), view=["mean_0", "cls_2"], **CURVE).out
 
 
 def test_a_view_of_a_probe_is_what_it_is_alone(data: Path, run: Path, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from embedkit.cli.text import fitted, say, table_text
 from embedkit.dataset import extract as estimate_module
 from embedkit.types import Progress, ProgressCallback, no_progress
 from tests.finetune_fixtures import corpus_of
-from tests.processes import ROOT, command, succeed
+from tests.processes import ROOT, command, ends_with, succeed
 from tests.store_fixtures import extract_tiny, tiny_model
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eevil\u2066\x7f"
@@ -166,8 +166,7 @@ def test_answers_come_first_and_fit_a_screen(tmp_path: Path) -> None:
     for line in (reviews, "extract data/homonyms.tsv --layers all --words --out w"):
         succeed(*line.split(), cwd=tmp_path)
     for line, answer in ANSWERS.items():
-        done = command(*shlex.split(line), cwd=tmp_path, columns=80)
-        assert done.returncode == 0, (line, done.stderr)
+        done = ends_with(0, *shlex.split(line), cwd=tmp_path, columns=80)
         lines = done.stdout.splitlines()
         first = "".join(lines[:3]) if lines[1].startswith("  ") else lines[0]
         assert answer in " ".join(first.split()), (line, first)

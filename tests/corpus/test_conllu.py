@@ -134,10 +134,9 @@ def test_broken_sentences_are_rejects_with_their_line(folder: Folder, detail: st
 
 
 def test_columns_are_named(folder: Folder) -> None:
-    with pytest.raises(CorpusError, match="word_label='pos'"):
-        read(folder, row(1, "a"), word_label="pos")
-    with pytest.raises(CorpusError, match="label='upos'"):
-        read(folder, row(1, "a"), label="upos")
+    for name, value in (("word_label", "pos"), ("label", "upos")):
+        with pytest.raises(CorpusError, match=f"{name}='{value}'"):
+            read(folder, row(1, "a"), **{name: value})
     with pytest.raises(CorpusError, match="CoNLL-U"):
         read(folder, "a\tNOUN", "b\tVERB")
 

@@ -234,10 +234,9 @@ NO_CORPUS: list[tuple[Any, str]] = [
 def test_what_is_no_corpus(tmp_path: Path, corpus: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         run(corpus, tmp_path / "out", text="text" if isinstance(corpus, pa.Table) else None)
-    with pytest.raises(UsageError, match="encoding='cp949'"):
-        run(["a"], tmp_path / "out", encoding="cp949")
-    with pytest.raises(UsageError, match="keep='a'"):
-        run(["a"], tmp_path / "out", keep="a")
+    for name, value in (("encoding", "cp949"), ("keep", "a")):
+        with pytest.raises(UsageError, match=f"{name}='{value}'"):
+            run(["a"], tmp_path / "out", **{name: value})
     assert not list(tmp_path.glob("out*"))
 
 

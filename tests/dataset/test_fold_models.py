@@ -42,8 +42,7 @@ def shared(common: Path) -> Path:
 
 
 def vectors(corpus: Any, out: Path, model: Path, **settings: Any) -> Path:
-    embedkit.extract(corpus, out=out, model=str(model), **{"device": "cpu"} | settings)
-    return out
+    return embedkit.extract(corpus, out=out, model=str(model), **{"device": "cpu"} | settings).out
 
 
 def by_fold(run: Path, encode: Callable[[embedkit.Encoder], np.ndarray]) -> np.ndarray:

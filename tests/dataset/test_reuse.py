@@ -18,7 +18,7 @@ from embedkit.dataset.shards import ExtractPlan, ShardMaker
 from embedkit.errors import LockedError, MismatchError, OutputExistsError, UsageError
 from embedkit.search.index import open_index
 from tests.finetune_fixtures import tuned, write_lines
-from tests.processes import command, invoke
+from tests.processes import ends_with, invoke
 from tests.store_fixtures import begin, manifest_of, run, tiny_model, tree, write_reviews
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -152,8 +152,7 @@ def test_workers_reuse_too(tmp_path: Path) -> None:
     tsv(corpus, [*NEW, *OLD])
     words = ["extract", corpus, "--model", tiny_model(), "--out", tmp_path / "two", "--words"]
     words += ["--tokens", "--precision", "fp32", "--device", "cpu", "--workers", "2"]
-    done = command(*map(str, words), "--reuse", str(tmp_path / "old"), cwd=tmp_path)
-    assert done.returncode == 3
+    ends_with(3, *map(str, words), "--reuse", tmp_path / "old", cwd=tmp_path)
     log = (tmp_path / "two/_embedkit/log.jsonl").read_text("utf-8").splitlines()
     fresh = run(corpus, tmp_path / "fresh", **OPTIONS).tokens_fresh
     assert 0 < sum(json.loads(line).get("tokens_encoded", 0) for line in log) < fresh

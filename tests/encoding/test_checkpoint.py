@@ -25,6 +25,7 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.checkpoint import FAMILIES, find_checkpoint
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import choose_max_length
+from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import DamagedModelError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, build_old, distance, state, trusted_reader
 
@@ -59,9 +60,7 @@ def test_folder(copy: Path) -> None:
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert"])
 def test_all_positions_can_be_used_and_no_more(family: str, encoder_of: EncoderOf) -> None:
     encoder = encoder_of(family)
-    (tokens,) = encoder.tokenizer.encode(
-        ["a " * 500], settings=embedkit.encoding.windows.TokenizerSettings(160)
-    )
+    (tokens,) = encoder.tokenizer.encode(["a " * 500], settings=TokenizerSettings(160))
     assert len(tokens.ids) == 160
     assert encoder.encode(["a " * 500], max_length=160).shape == (1, 24)
     with pytest.raises(UsageError, match="max_length=161"):

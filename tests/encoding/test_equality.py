@@ -60,20 +60,11 @@ def everything(encoder: Encoder, layers: str = COMBINATIONS) -> tuple[list[View]
 
 
 def run(
-    encoder: Encoder,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None = None,
-    *,
-    special_tokens: bool = True,
-    **settings: int | str,
+    encoder: Encoder, *texts: Sequence[str], special_tokens: bool = True, **settings: Any
 ) -> tuple[TokenizedTexts, ShardVectors]:
-    """Tokenize and encode with every view and layer."""
-    length = int(settings.pop("max_length", encoder.max_length))
-    tokenized = encoder.tokenizer.encode(
-        texts,
-        pairs,
-        settings=TokenizerSettings(length, **settings),  # type: ignore[arg-type]
-    )
+    """Tokenize texts, or pairs of them, and encode them with every view and layer."""
+    asked = TokenizerSettings(**{"max_length": encoder.max_length, **settings})
+    tokenized = encoder.tokenizer.encode(*texts, settings=asked)
     views, specs = everything(encoder)
     return tokenized, encoder.encode_shard(
         tokenized, views=views, token_layers=specs, special_tokens=special_tokens
@@ -99,29 +90,20 @@ def check(
         check_near(ours.tokens[spec.name], *map(np.concatenate, states))
 
 
-def check_alone(
-    case: Case,
-    texts: Sequence[str],
-    pairs: Sequence[str] | None = None,
-    *,
-    special_tokens: bool = True,
-    prefix: str = "",
-    max_length: int = 0,
-) -> None:
-    """Vectors of texts are those of the plain forward of each text alone."""
+def check_alone(case: Case, *texts: Sequence[str], prefix: str = "", **settings: Any) -> None:
+    """Vectors of texts, or of pairs, are those of the plain forward of each one alone."""
     encoder, plain = case
-    length = max_length or encoder.max_length
-    tokenized, ours = run(
-        encoder, texts, pairs, special_tokens=special_tokens, prefix=prefix, max_length=length
-    )
-    nothing: list[str | None] = [None] * len(texts)
-    both = list(zip(texts, pairs or nothing, strict=True))
+    tokenized, ours = run(encoder, *texts, prefix=prefix, **settings)
+    length = settings.get("max_length", encoder.max_length)
     alone = [
-        [forward(prefix + text, pair, max_length=length) for text, pair in both]
+        [
+            forward(prefix + text, *pair, max_length=length)
+            for text, *pair in zip(*texts, strict=True)
+        ]
         for forward in (plain, plain.exact)
     ]
     assert tokenized.n_kept.tolist() == [len(text.special) for text in alone[0]]
-    check(encoder, ours, alone, special_tokens=special_tokens)
+    check(encoder, ours, alone, special_tokens=settings.get("special_tokens", True))
 
 
 @pytest.mark.parametrize(
@@ -189,47 +171,40 @@ def joined(
     return PlainText(hidden, first, added, np.mean(heads, axis=0) if heads else None)
 
 
-WINDOWS = [(8, 0, True), (9, 3, False), (12, 9, True), (40, 8, False)]
+WINDOWS: list[dict[str, Any]] = [
+    {"max_length": 8, "stride": 0},
+    {"max_length": 9, "stride": 3, "special_tokens": False},
+    {"max_length": 12, "stride": 9},
+    {"max_length": 40, "stride": 8, "special_tokens": False},
+]
 OTHERS = ("bert_left", "roberta", "xlm-roberta", "electra", "japanese")
 
 
 @pytest.mark.parametrize(
-    ("family", "max_length", "stride", "special_tokens"),
+    ("family", "settings"),
     [
-        *(("bert", *sizes) for sizes in WINDOWS),
-        *((family, *WINDOWS[1]) for family in OTHERS),
-        *slow(*((family, *sizes) for family in OTHERS for sizes in WINDOWS if sizes != WINDOWS[1])),
+        *(("bert", sizes) for sizes in WINDOWS),
+        *((family, WINDOWS[1]) for family in OTHERS),
+        *slow(*((family, sizes) for family in OTHERS for sizes in WINDOWS if sizes != WINDOWS[1])),
     ],
 )
 def test_windows(
-    family: str,
-    max_length: int,
-    stride: int,
-    special_tokens: bool,
-    encoder_of: EncoderOf,
-    plain_of: PlainOf,
+    family: str, settings: dict[str, Any], encoder_of: EncoderOf, plain_of: PlainOf
 ) -> None:
     encoder, plain = encoder_of(family), plain_of(family)
-    tokenized, ours = run(
-        encoder,
-        LONG_AND_SHORT,
-        max_length=max_length,
-        stride=stride,
-        on_long="window",
-        special_tokens=special_tokens,
-    )
+    tokenized, ours = run(encoder, LONG_AND_SHORT, on_long="window", **settings)
     cls, sep = plain.tokenizer.cls_token_id, plain.tokenizer.sep_token_id
     texts = [plain.tokenizer(t, add_special_tokens=False)["input_ids"] for t in LONG_AND_SHORT]
     both: list[list[PlainText]] = [[], []]
     for ids, encoded in zip(texts, tokenized, strict=True):
-        windows = brute_force_windows(len(ids), max_length - 2, stride)
+        windows = brute_force_windows(len(ids), settings["max_length"] - 2, settings["stride"])
         assert encoded.ids.tolist() == [cls, *ids, sep]
         assert len(encoded.window_ends) - 1 == len(windows)
         places = [(n, 1 + i - a) for n, (a, _, taken) in enumerate(windows) for i in taken]
         inputs = [([cls, *ids[a:b], sep], None) for a, b, _ in windows]
         for forward, found in zip((plain, plain.exact), both, strict=True):
             found.append(joined(forward, inputs, [(0, 0), *places, (-1, -1)], special=[0, -1]))
-    check(encoder, ours, both, special_tokens=special_tokens)
+    check(encoder, ours, both, special_tokens=settings.get("special_tokens", True))
 
 
 @pytest.mark.parametrize("long_first", [True, False])

@@ -260,9 +260,7 @@ def test_a_transformer_in_a_folder_of_its_own(name: str, folder: Path, tmp_path:
     for path in [*folder.iterdir()]:
         if path.is_file() and not path.name.startswith(("modules", "config_")):
             path.rename(folder / name / path.name)
-    modules = read(folder / "modules.json")
-    modules[0]["path"] = name
-    (folder / "modules.json").write_text(json.dumps(modules))
+    state(folder / "modules.json", 0, path=name)
     state(folder / name / S, max_seq_length=9)
     equals_its_makers(folder)
     found = find_checkpoint(folder)
@@ -273,8 +271,7 @@ def test_a_transformer_in_a_folder_of_its_own(name: str, folder: Path, tmp_path:
     with pytest.raises(ModelError) as told:
         find_checkpoint(folder)
     assert "Give " not in str(told.value)
-    modules[0]["path"] = "../flat"
-    (folder / "modules.json").write_text(json.dumps(modules))
+    state(folder / "modules.json", 0, path="../flat")
     with pytest.raises(ModelError, match="is not the name of a folder"):
         find_checkpoint(folder)
 
@@ -355,9 +352,7 @@ of_peft = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureW
 def test_a_module_may_stand_in_an_inner_folder(folder: Path) -> None:
     (folder / "parts").mkdir()
     (folder / "1_Pooling").rename(folder / "parts/1_Pooling")
-    modules = read(folder / "modules.json")
-    modules[1]["path"] = "parts/1_Pooling"
-    (folder / "modules.json").write_text(json.dumps(modules), "utf-8")
+    state(folder / "modules.json", 1, path="parts/1_Pooling")
     equals_its_makers(folder)
     assert "parts/1_Pooling/config.json" in find_checkpoint(folder).sha256
 

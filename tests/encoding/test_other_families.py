@@ -20,7 +20,7 @@ from embedkit.encoding.model import describe_model
 from embedkit.encoding.views import parse_view
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import ModelError
-from tests.models import _TOKENIZERS, SOME, Plain, check_near, save_model, slow, state
+from tests.models import _TOKENIZERS, SOME, Plain, check_near, save_model, save_other, slow, state
 
 DECODERS: dict[str, dict[str, Any]] = {
     "gpt2": {},
@@ -108,10 +108,8 @@ def test_what_other_libraries_compute_otherwise_is_told(tmp_path: Path, notes: l
 
 
 def test_segments_of_xlnet_are_of_pairs_of_tokens(tmp_path: Path) -> None:
-    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
-    save_model(
-        tmp_path, "xlnet", d_head=12, d_inner=40, vocab_size=400, max_position_embeddings=None
-    )
+    sizes = {"d_head": 12, "d_inner": 40, "max_position_embeddings": None}
+    save_other(tmp_path, "xlnet", "roberta_wordpiece", **sizes)
     encoder, view = Encoder(tmp_path, device="cpu"), parse_view("mean_-1", n_layers=3)
     tokens = encoder.tokenizer.encode(["a film"], ["the end"], settings=TokenizerSettings(32))
     ours = encoder.encode_shard(tokens, views=[view]).views[view.name][0]
@@ -178,9 +176,8 @@ def test_every_layer_of_every_token(family: str, tmp_path: Path, notes: list[str
 def test_positions_that_count_from_padding(
     family: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
-    ids: dict[str, Any] = {"pad_token_id": 1, "vocab_size": 400, "type_vocab_size": 1}
-    save_model(tmp_path, family, max_position_embeddings=152, **ids, **settings)
+    ids = {"pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 152}
+    save_other(tmp_path, family, "roberta_wordpiece", **ids, **settings)
     encoder = Encoder(tmp_path, device="cpu")
     assert encoder.max_length == 150
     assert np.isfinite(encoder.encode("the end " * 160)).all()
@@ -203,8 +200,7 @@ _SCALED = {"rotary_scaling_factor": 2, "max_trained_positions": 50}
 def test_longer_texts_would_depend_on_company(
     family: str, settings: dict[str, Any], key: str, limit: int, tmp_path: Path
 ) -> None:
-    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
-    save_model(tmp_path, family, vocab_size=400, **settings)
+    save_other(tmp_path, family, "roberta_wordpiece", **settings)
     with pytest.raises(ModelError, match=rf"config\.json says {key}.* max_length={limit}"):
         Encoder(tmp_path, device="cpu")
     encoder = Encoder(tmp_path, device="cpu", max_length=limit, forward="transformers")
@@ -224,7 +220,6 @@ def test_longer_texts_would_depend_on_company(
 def test_other_states_than_the_configuration_says(
     family: str, settings: dict[str, Any], came: str, tmp_path: Path
 ) -> None:
-    _TOKENIZERS["roberta"]().save_pretrained(tmp_path)
-    save_model(tmp_path, family, vocab_size=400, **settings)
+    save_other(tmp_path, family, "roberta", **settings)
     with pytest.raises(ModelError, match=f"says 3 layers of width 24, .* gives {came}"):
         Encoder(tmp_path, device="cpu")

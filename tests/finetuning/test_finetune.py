@@ -41,7 +41,7 @@ from tests.finetune_fixtures import (
     write_lines,
 )
 from tests.models import slow
-from tests.processes import command, invoke
+from tests.processes import ends_with, invoke
 from tests.run_fixtures import edit_run, scores_of, train
 from tests.store_fixtures import extract_tiny, flip, tiny_model
 
@@ -142,8 +142,7 @@ def test_a_damaged_model_is_refused(shared: Path, tmp_path: Path) -> None:
     shutil.copytree(shared / "run", tmp_path / "run")
     weights = tmp_path / "run/model/fold-1/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:500])
-    done = command("predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
-    assert done.returncode == 5
+    done = ends_with(5, "predict", tmp_path / "run", "--text", "a", cwd=tmp_path)
     assert "fold-1/model.safetensors" in done.stderr
     for damage in (lambda: seal(tmp_path / "run"), lambda: shutil.rmtree(weights.parent)):
         damage()

@@ -26,7 +26,7 @@ from embedkit.finetuning.training import LengthSampler
 from tests.encoding.test_other_families import build
 from tests.finetune_fixtures import built, check_test_set, corpus_of, predictions, tuned
 from tests.finetuning.test_vocabulary import KEEPS
-from tests.models import _TOKENIZERS, Tiny, check_near, save_model, slow
+from tests.models import Tiny, check_near, save_other, slow
 from tests.store_fixtures import tiny_model
 
 
@@ -95,8 +95,7 @@ def test_families_with_other_layers_are_trained(
     family: str, settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     """One calls its pooler, the other has layers that no row of a batch enters."""
-    _TOKENIZERS["roberta_wordpiece"]().save_pretrained(tmp_path)
-    save_model(tmp_path, family, vocab_size=400, pad_token_id=1, **settings)
+    save_other(tmp_path, family, "roberta_wordpiece", pad_token_id=1, **settings)
     model, texts = built(tmp_path)
     model.train()(**padded(texts), labels=torch.zeros(len(texts)).long()).loss.backward()
     found = [weight.grad for weight in model.encoder.parameters() if weight.grad is not None]

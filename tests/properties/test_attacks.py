@@ -53,7 +53,7 @@ from tests.corpus_fixtures import read_corpus
 from tests.encoding.test_checkpoint import write_modules
 from tests.finetune_fixtures import corpus_of
 from tests.models import state
-from tests.processes import command
+from tests.processes import command, ends_with, succeed
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model
 
@@ -81,9 +81,7 @@ def here(made: Path, tmp_path: Path) -> Path:
 
 def refused(*typed: str | Path, cwd: Path, told: str, code: int = 5) -> None:
     """Call a command that has to end with an exit code and to say why."""
-    done = command(*typed, cwd=cwd)
-    assert done.returncode == code, done
-    assert told in done.stderr, done
+    assert told in ends_with(code, *typed, cwd=cwd).stderr
 
 
 # names that are read from a file
@@ -121,8 +119,7 @@ def test_a_name_in_a_file_leads_into_its_folder(sealed: Path, name: str) -> None
         file_sums(sealed)
     assert file_sums(sealed, torn=True) == before
     assert not embedkit.verify(sealed).ok
-    done = command("verify", sealed, cwd=sealed.parent)
-    assert done.returncode == 5
+    done = ends_with(5, "verify", sealed, cwd=sealed.parent)
     assert "root:" not in done.stdout + done.stderr
 
 
@@ -350,8 +347,7 @@ TREES: list[tuple[str, Any]] = [
 def test_trees_that_lead_elsewhere(here: Path, pattern: str, instead: Any) -> None:
     train(here / "data", out=here / "trees", estimator="lightgbm", folds=2, tune=False)
     words = "predict", "trees", "--text", "good film"
-    expected, file = command(*words, cwd=here), here / "trees/model/booster.txt"
-    assert expected.returncode == 0
+    expected, file = succeed(*words, cwd=here), here / "trees/model/booster.txt"
     text = file.read_text()
     changed = re.sub(pattern, instead, text)
     assert changed != text
@@ -462,8 +458,7 @@ def test_a_recipe_stays_in_its_folder(tmp_path: Path, table: str) -> None:
     if "file:" not in table:
         stages = read_recipe(recipe, cli.commands, trust=True)
         assert stages[0].needs_trust
-        done = command("run", recipe, "--dry-run", "--trust", cwd=tmp_path)
-        assert done.returncode == 0
+        done = succeed("run", recipe, "--dry-run", "--trust", cwd=tmp_path)
         assert f"--trust allows: [{stages[0].name}]" in done.stderr
 
 
@@ -561,8 +556,8 @@ def test_a_column_of_predictions(here: Path, damage: str) -> None:
         table = table.select([*names, first] if damage == "missing" else [*names, last, first])
     pq.write_table(table, file)
     seal(file.parent)
-    done = command("compare", "frozen", cwd=here)
-    assert (done.returncode, done.stdout) == (5, "")
+    done = ends_with(5, "compare", "frozen", cwd=here)
+    assert done.stdout == ""
     assert re.search(r"frozen/predictions\.parquet is damaged: .*proba", done.stderr)
 
 

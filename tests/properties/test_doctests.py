@@ -17,14 +17,10 @@ from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.encoder import Encoder
 from tests.finetune_fixtures import write_lines
 from tests.models import slow
-from tests.processes import ROOT
+from tests.properties.test_architecture import FILES
 from tests.store_fixtures import begin_quickly, load_quickly
 
-MODULES = sorted(
-    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-    for path in (ROOT / "embedkit").rglob("*.py")
-    if ">>>" in path.read_text("utf-8")
-)
+MODULES = sorted(module for module, path in FILES.items() if ">>>" in path.read_text("utf-8"))
 """Modules with examples."""
 
 

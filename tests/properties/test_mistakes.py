@@ -21,7 +21,7 @@ from embedkit.encoding.encoder import Encoder
 from embedkit.errors import UsageError
 from embedkit.predict import predict_file
 from tests.finetune_fixtures import tuned
-from tests.processes import command, succeed
+from tests.processes import command, ends_with, succeed
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, load_quickly, tiny_model, tree, write_tsv
 
@@ -94,8 +94,7 @@ def test_what_is_told(
     if words[0] in ("extract", "similarity", "search") and "--model" not in words and words[1:]:
         words += ["--model", str(tiny_model())]
     before = tree(folder)
-    done = command(*words, cwd=folder)
-    assert done.returncode == code, done.stderr
+    done = ends_with(code, *words, cwd=folder)
     assert told in " ".join((done.stdout + done.stderr).split())
     if code:
         assert done.stdout == ""
@@ -147,10 +146,8 @@ def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dialect", [{"header": False}, {"delimiter": "~"}])
 def test_predict_reads_the_dialect_of_the_run(tmp_path: Path, dialect: dict[str, Any]) -> None:
-    mark, names = (
-        dialect.get("delimiter", "\t"),
-        ["0", "1", "2"] if "header" in dialect else ["n", "y", "t"],
-    )
+    mark = dialect.get("delimiter", "\t")
+    names = ["0", "1", "2"] if "header" in dialect else ["n", "y", "t"]
     rows = pd.DataFrame({names[0]: range(16), names[1]: [0, 1] * 8, names[2]: [*TEXTS, *TEXTS]})
     rows.to_csv(tmp_path / "c.tsv", sep=mark, index=False, header="delimiter" in dialect)
     columns: Any = dict(zip(("id", "label", "text"), names, strict=True))
@@ -192,8 +189,7 @@ def partly(folder: Path) -> Path:
     frame["label"] = (number % 2).astype("Int64").mask(number % 4 == 3)
     frame["part"] = np.where(number % 4 == 3, "test", "train")
     frame.to_csv(folder / "partly.csv", index=False)
-    extract_tiny(folder / "partly.csv", folder / "partly", keep=["part"])
-    return folder / "partly"
+    return extract_tiny(folder / "partly.csv", folder / "partly", keep=["part"]).out
 
 
 def test_records_without_a_label_are_left_out(

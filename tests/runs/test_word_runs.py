@@ -32,8 +32,7 @@ from tests.word_fixtures import write_treebank
 
 def extract(corpus: Any, out: Path, **settings: Any) -> Path:
     options: dict[str, Any] = {"words": "mean", "word_label": "upos", "shard_rows": 64}
-    run(corpus, out, **(options | {"layers": [0, 2]} | settings))
-    return out
+    return run(corpus, out, **(options | {"layers": [0, 2]} | settings)).out
 
 
 @pytest.fixture(scope="module")

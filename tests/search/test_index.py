@@ -34,8 +34,7 @@ def dataset(common: Path) -> Path:
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화", "a"]
     rows = [(str(i), " ".join(random.choice(words, 7)) + f" {i % 4}", str(i % 2)) for i in range(N)]
     corpus = write_tsv(common / "c.tsv", rows)
-    extract_tiny(corpus, common / "data", shard_rows=800)
-    return common / "data"
+    return extract_tiny(corpus, common / "data", shard_rows=800).out
 
 
 @pytest.fixture

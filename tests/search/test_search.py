@@ -25,7 +25,7 @@ from embedkit.errors import MismatchError, UsageError
 from embedkit.search import exact
 from embedkit.search.exact import Searcher, chosen_records, fit_whitening, nearest
 from tests.finetune_fixtures import write_lines
-from tests.processes import command, invoke
+from tests.processes import command, ends_with, invoke
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -95,39 +95,32 @@ def search(dataset: Path, *queries: str, k: int = 10, **settings: Any) -> Any:
 # exact search
 
 
-@example(rows=125, k=15, step=10, threads=1, seed=479, metric="euclid", filtered=False)
+METRICS = st.sampled_from(["dot", "euclid"])
+ASKED = {"k": st.integers(1, 320), "threads": st.integers(1, 3), "metric": METRICS}
+
+
+@example(125, 10, 479, {"k": 15, "threads": 1, "metric": "euclid"}, filtered=False)
 @given(
     rows=st.integers(1, 300),
-    k=st.integers(1, 320),
     step=st.integers(1, 90),
-    threads=st.integers(1, 3),
     seed=st.integers(0, 1_000),
-    metric=st.sampled_from(["dot", "euclid"]),
+    asked=st.fixed_dictionaries(ASKED),
     filtered=st.booleans(),
 )
 def test_equal_scores_are_in_the_order_of_the_records(
-    dataset: Path,
-    rows: int,
-    k: int,
-    step: int,
-    threads: int,
-    seed: int,
-    metric: str,
-    filtered: bool,
+    rows: int, step: int, seed: int, asked: dict[str, Any], filtered: bool
 ) -> None:
     """A stable sort, in any row groups and threads; products of small integers are exact."""
     random = np.random.default_rng(seed)
     vectors = random.integers(-1, 2, (rows, 16)).astype(np.float32)
     queries = random.integers(-1, 2, (4, 16)).astype(np.float32)
     chosen = random.random(rows) < 0.5 if filtered else None
-    found, indices = nearest(
-        Held(vectors, step), queries, k=k, metric=metric, chosen=chosen, threads=threads
-    )
+    found, indices = nearest(Held(vectors, step), queries, chosen=chosen, **asked)
     among = np.arange(rows) if chosen is None else np.flatnonzero(chosen)
-    for q, scores in enumerate(plain(vectors, queries, metric)):
-        wanted = among[np.argsort(-scores[among], kind="stable")][:k]
+    for q, scores in enumerate(plain(vectors, queries, asked["metric"])):
+        wanted = among[np.argsort(-scores[among], kind="stable")][: asked["k"]]
         assert indices[q][: len(wanted)].tolist() == wanted.tolist()
-        expected = np.abs(scores[wanted]) if metric == "euclid" else scores[wanted]
+        expected = np.abs(scores[wanted]) if asked["metric"] == "euclid" else scores[wanted]
         assert np.allclose(found[q][: len(wanted)], expected)
         assert (indices[q][len(wanted) :] == -1).all()
         assert np.isinf(found[q][len(wanted) :]).all()
@@ -265,8 +258,7 @@ def test_a_warm_searcher_reads_nothing_more(dataset: Path, calls_of: Any) -> Non
 
 def test_lines_of_standard_input_are_queries(dataset: Path, tmp_path: Path) -> None:
     options = ("search", dataset, "-k", "2", "--json")
-    done = command(*options, cwd=tmp_path, stdin=b"the movie\rwas good\r\n\nbus home")
-    assert done.returncode == 3, done.stderr
+    done = ends_with(3, *options, cwd=tmp_path, stdin=b"the movie\rwas good\r\n\nbus home")
     assert "the query is empty" in done.stderr
     texts = ("the movie\rwas good", "bus home")
     answers = [json.loads(command(*options, text, cwd=tmp_path).stdout)[0] for text in texts]
