@@ -20,7 +20,6 @@ from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundErro
 from safetensors.torch import load_file, save_file
 from torch.torch_version import TorchVersion
 
-import embedkit.encoding.checkpoint
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.checkpoint import FAMILIES, find_checkpoint
 from embedkit.encoding.encoder import Encoder

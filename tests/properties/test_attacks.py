@@ -99,10 +99,9 @@ def sealed(tmp_path: Path) -> Path:
     (folder / "folder").mkdir(parents=True)
     (folder / "a").write_text("a")
     seal(folder)
-    (folder / "link").symlink_to("/etc/passwd")
-    (folder / "zero").symlink_to("/dev/zero")
-    (folder / "folder-link").symlink_to("/etc")
-    (folder / "inner").symlink_to("a")
+    links = {"link": "/etc/passwd", "zero": "/dev/zero", "folder-link": "/etc", "inner": "a"}
+    for name, place in links.items():
+        (folder / name).symlink_to(place)
     os.mkfifo(folder / "pipe")
     return folder
 
