@@ -45,21 +45,11 @@ def planes(content: bytes, width: int) -> Any:
 
 @contextmanager
 def opened(
-    browser: Any,
-    file: Path,
-    *,
-    width: int = 1_280,
-    scheme: str = "light",
-    ready: str = READY,
-    **options: Any,
+    browser: Any, file: Path, *, width: int = 1_280, ready: str = READY, **options: Any
 ) -> Iterator[Any]:
     """A page; at the end nothing was said on the console, and nothing else was asked for."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 900},
-        color_scheme=scheme,
-        reduced_motion="reduce",
-        **options,
-    )
+    given = {"color_scheme": "light", "reduced_motion": "reduce", **options}
+    context = browser.new_context(viewport={"width": width, "height": 900}, **given)
     page = context.new_page()
     messages: list[str] = []
     asked: list[str] = []

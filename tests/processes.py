@@ -84,15 +84,22 @@ def logging_as_before() -> Iterator[None]:
         logger.propagate, logger.handlers[:] = before[1], before[2]
 
 
-def environment() -> dict[str, str]:
+def environment() -> dict[str, Any]:
     """Environment of a new Python: this checkout of embedkit, and wide lines."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PYTHONPATH": path, **_WIDE}
 
 
-def program(*typed: str | Path, cwd: Path, stdin: str | None = None, **variables: str) -> Done:
-    """Run a program with further variables in its environment, and wait for it."""
-    env = environment() | variables
+def completed(*typed: str | Path, cwd: Path, **how: str | None) -> Done:
+    """As :func:`program`, where the exit code has to be 0."""
+    done = program(*typed, cwd=cwd, **how)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4_000:]
+    return done
+
+
+def program(*typed: str | Path, cwd: Path, stdin: str | None = None, **more: str | None) -> Done:
+    """Run a program with further variables in its environment, or without those that are None."""
+    env = {name: value for name, value in (environment() | more).items() if value is not None}
     return subprocess.run(
         typed, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, check=False
     )

@@ -47,9 +47,9 @@ def one_by_one(tasks: Any, **_: Any) -> list[Any]:
     return side_by_side(tasks, threads=1)
 
 
-def split_of(y: Any, *, row: Any = None, group: Any = None, folds: int = 5) -> Split:
+def split_of(y: Any, *, group: Any = None, folds: int = 5) -> Split:
     """Folds of so many records, the classes spread evenly; those of a group share one."""
-    row = np.arange(len(y)) if row is None else row
+    row = np.arange(len(y))
     group = row if group is None else group
     strata = y if y.dtype == np.int64 else np.zeros(len(y), np.int64)
     settings = SplitSettings(source=SOURCE, folds=folds, seed=0, stratified=True)
@@ -202,7 +202,6 @@ def random_runs(
     classes: int = 2,
     labels: Sequence[str] = (),
     test: int = 0,
-    seed: int = 0,
     strength: float = 1.0,
     **content: Any,
 ) -> tuple[list[Path], np.ndarray, list[np.ndarray]]:
@@ -210,7 +209,7 @@ def random_runs(
 
     ``labels`` are names of the classes, by default their numbers.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     y = random.integers(classes, size=n)
     folds = np.where(np.arange(n) < test, -1, np.arange(n) % 5)
     outputs = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +18,7 @@ import pytest
 from embedkit import Encoder, doctor, machine
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.errors import DamagedError, EncodeError
-from tests.processes import command, invoke
+from tests.processes import ROOT, command, completed, invoke
 
 
 @pytest.mark.slow
@@ -79,8 +78,8 @@ def test_the_command_line_sets_the_policy() -> None:
         "atexit.register(lambda: print(json.dumps(dict(os.environ)), file=sys.stderr))\n"
         "sys.argv = ['embedkit', '--version']; main()"
     )
-    environment = {k: v for k, v in os.environ.items() if k not in machine.POLICY_VARIABLES}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    unset = dict.fromkeys(machine.POLICY_VARIABLES)
+    done = completed(sys.executable, "-c", code, cwd=ROOT, **unset)
     assert machine.WAIT_POLICY.items() <= json.loads(done.stderr).items()
 
 

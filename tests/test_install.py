@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 import sysconfig
 import tomllib
@@ -17,15 +15,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from tests.processes import ROOT
+from tests.processes import ROOT, program
 
 
 def shell(*words: str | Path, cwd: Path) -> str:
     """Output of a program that knows nothing of this checkout."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        list(map(str, words)), cwd=cwd, env=environment, capture_output=True, text=True, check=False
-    )
+    done = program(*words, cwd=cwd, PYTHONPATH=None)
     if "No matching distribution found for hatchling" in done.stderr:
         pytest.skip("no package index to build with")
     assert done.returncode == 0, done.stderr

@@ -26,7 +26,7 @@ from embedkit.runs.folder import read_run
 from embedkit.runs.run import PredictionRun
 from embedkit.storage import seal
 from tests.finetune_fixtures import corpus_of
-from tests.processes import ROOT, command, fresh, program
+from tests.processes import EMBEDKIT, ROOT, command, completed
 from tests.run_fixtures import write_frame
 from tests.store_fixtures import korean_reviews, tiny_model
 
@@ -252,8 +252,7 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
         corpus_of(tmp_path / name / "corpus.tsv")
         recipe = WHOLE.replace("[set]", f"[set]\nmodel = '{tiny_model()}'")
         (tmp_path / name / "recipe.toml").write_text(recipe, "utf-8")
-    ran = fresh("run", "by run/recipe.toml", cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+    ran = completed(*EMBEDKIT, "run", "by run/recipe.toml", cwd=tmp_path)
     assert "[5/5] split.other: done in" in ran.stderr
     assert f"made {Path('by run/out put/other.parquet')}" in ran.stderr
     dry = command("run", "by shell/recipe.toml", "--dry-run", cwd=tmp_path)
@@ -261,7 +260,7 @@ def test_the_shell_commands_make_the_same_files(tmp_path: Path) -> None:
     as_json = command("run", "by shell/recipe.toml", "--dry-run", "--json", cwd=tmp_path)
     assert "\n".join(json.loads(as_json.stdout)) == dry.stdout.strip()
     tool = f'embedkit() {{ "{sys.executable}" -m embedkit "$@"; }}\n'
-    assert program("bash", "-e", "-c", tool + dry.stdout, cwd=tmp_path).returncode == 0
+    completed("bash", "-e", "-c", tool + dry.stdout, cwd=tmp_path)
     one, other = (tmp_path / name / "out put" for name in ("by run", "by shell"))
     files = [path.relative_to(other) for path in other.rglob("*") if path.is_file()]
     assert {".parquet", ".safetensors"} <= {path.suffix for path in files}

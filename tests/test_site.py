@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.page_checks import findings_of_axe
-from tests.processes import ROOT, program
+from tests.processes import ROOT, completed
 
 MKDOCS = Path(os.environ.get("EMBEDKIT_MKDOCS", ROOT / ".venv-docs/bin/mkdocs"))
 
@@ -22,8 +22,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def site(common: Path) -> Path:
-    done = program(MKDOCS, "build", "--strict", "--site-dir", common, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+    completed(MKDOCS, "build", "--strict", "--site-dir", common, cwd=ROOT)
     return common
 
 

@@ -45,13 +45,13 @@ LINEAR_SVR, SGD = "sklearn.svm:LinearSVR", "sklearn.linear_model:SGDRegressor"
 
 
 def two_classes(
-    n: int, *, width: int = 20, positives: float = 0.5, strength: float = 1.0, seed: int = 0
+    n: int, *, positives: float = 0.5, strength: float = 1.0
 ) -> tuple[np.ndarray, Target]:
     """Vectors of which some directions tell the class, beside others of more variance."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     y = (random.random(n) < positives).astype(np.int64)
-    X = random.normal(size=(n, width)) * np.linspace(3, 0.3, width)
-    X[:, : width // 4] += strength * (y[:, None] - positives)
+    X = random.normal(size=(n, 20)) * np.linspace(3, 0.3, 20)
+    X[:, :5] += strength * (y[:, None] - positives)
     return X.astype(np.float32) + 5, Target(y, ("0", "1"))
 
 

@@ -81,7 +81,7 @@ OVERLAPS = """() => [...document.querySelectorAll('figure svg')].flatMap((svg) =
 @pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (390, "light"), (800, "dark")])
 def test_the_page_fits_the_screen(opened: Any, name: str, width: int, scheme: str) -> None:
     """No words of a picture lie on each other."""
-    page, _ = opened(name, width=width, scheme=scheme, bypass_csp=True)
+    page, _ = opened(name, width=width, color_scheme=scheme, bypass_csp=True)
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
     assert page.evaluate(OVERLAPS) == []
     check_fit(page, width, scheme)

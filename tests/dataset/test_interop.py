@@ -16,7 +16,7 @@ import embedkit
 from embedkit.dataset.format import read_manifest
 from embedkit.dataset.info import open_lines
 from tests.models import slow
-from tests.processes import program
+from tests.processes import completed
 from tests.store_fixtures import N_ACCEPTED, run, write_tsv
 
 NAME = 'it\'s "so" [1] *?{x}'
@@ -74,8 +74,7 @@ def opened(made: Path) -> dict[str, Any]:
     codes["the card"] = f"{card}\n{sizes}\nids = texts = ()"
     caches = dict.fromkeys(("HF_DATASETS_CACHE", "HF_HOME"), str(made.parent / "cache"))
     typed = sys.executable, "-c", OPEN
-    done = program(*typed, cwd=made.parent, stdin=json.dumps(codes), **caches)
-    assert done.returncode == 0, done.stderr
+    done = completed(*typed, cwd=made.parent, stdin=json.dumps(codes), **caches)
     answers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answers
 

@@ -21,7 +21,7 @@ from embedkit.dataset.info import describe_dataset
 from embedkit.dataset.read import VectorData
 from embedkit.errors import MismatchError, ModelError, UsageError
 from embedkit.runs.folder import dataset_content
-from tests.processes import ROOT, program
+from tests.processes import ROOT, completed
 from tests.store_fixtures import N_ACCEPTED, run, tiny_model, write_tsv
 
 
@@ -161,8 +161,7 @@ def test_the_example_for_pytorch_runs(made: Path, tmp_path: Path, workers: int) 
     code = section.split("```")[1].removeprefix("python").replace('"vectors"', repr(str(made)))
     script = tmp_path / "example.py"
     script.write_text(code.replace("num_workers=2", f"num_workers={workers}"))
-    ran = program(sys.executable, script, cwd=tmp_path)
-    assert not ran.returncode, ran.stderr
+    ran = completed(sys.executable, script, cwd=tmp_path)
     shapes = [ast.literal_eval(line[len("torch.Size") :]) for line in ran.stdout.splitlines()]
     assert sum(count for (count, _) in shapes) == len(embedkit.load(made))
 

@@ -9,7 +9,6 @@ import copy
 import os
 import re
 import shutil
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -38,6 +37,7 @@ from embedkit.encoding.views import ShardVectors, View, parse_layers, parse_view
 from embedkit.encoding.windows import TokenizerSettings
 from embedkit.errors import EncodeError, ModelError, UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, distance, reweigh
+from tests.processes import ROOT, completed
 from tests.store_fixtures import run, tiny_model
 
 VIEWS = ("cls_-1", "mean_-1", "max_1", "mean_sum_1to2", "cls_concat_0to1", "pooler")
@@ -432,8 +432,7 @@ def again(texts):  # also of a model that is loaded there
 with multiprocessing.get_context("fork").Pool(1) as pool:
     assert numpy.array_equal(pool.apply_async(again, [texts]).get(60), expected)
 """
-    environment = {k: v for k, v in os.environ.items() if k != "TOKENIZERS_PARALLELISM"}
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    completed(sys.executable, "-c", code, cwd=ROOT, TOKENIZERS_PARALLELISM=None)
 
 
 def test_device(encoder: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,9 +50,9 @@ def real(request: pytest.FixtureRequest) -> Case:
     return encoder, Plain.load(encoder.checkpoint.folder, encoder.max_length)
 
 
-def everything(encoder: Encoder, layers: str = COMBINATIONS) -> tuple[list[View], list[LayerSpec]]:
+def everything(encoder: Encoder) -> tuple[list[View], list[LayerSpec]]:
     """Every view of the layers, and the layers."""
-    specs = parse_layers(layers, n_layers=encoder.n_layers)
+    specs = parse_layers(COMBINATIONS, n_layers=encoder.n_layers)
     poolings = [p for p in Pooling if p.has_layer or (p == "pooler" and encoder.has_pooler)]
     if encoder.is_causal:
         poolings.remove(Pooling.CLS)

@@ -362,7 +362,8 @@ def alone(points: Any) -> int:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (800, "dark"), (390, "light")])
 def test_the_page_fits_the_screen(browser: Any, folder: Path, width: int, scheme: str) -> None:
-    with opened(browser, folder / "page.html", width=width, scheme=scheme, bypass_csp=True) as page:
+    given = {"color_scheme": scheme, "bypass_csp": True}
+    with opened(browser, folder / "page.html", width=width, **given) as page:
         page.click("#list button >> nth=0")
         page.wait_for_selector("#chosen .found button")
         check_fit(page, width, scheme)

@@ -20,7 +20,7 @@ from embedkit.errors import LockedError, OutputExistsError
 from embedkit.search import index
 from embedkit.verification import verify
 from tests.finetune_fixtures import corpus_of
-from tests.processes import ROOT, command, program
+from tests.processes import ROOT, command, completed
 from tests.store_fixtures import ROWS, extract_tiny, run, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -134,5 +134,4 @@ def test_an_index_is_built_in_the_dataset_that_was_read(tmp_path: Path, once_bef
 def test_pairs_of_commands_at_once() -> None:
     """A sample of what ``make crashes`` does twenty times."""
     names = ("extract --reuse", "reuse others", "export", "split", "index")
-    done = program(sys.executable, "-m", "tests.races", *names, "--times", "1", cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed(sys.executable, "-m", "tests.races", *names, "--times", "1", cwd=ROOT)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from sentence_transformers.sentence_transformer import modules as st
 
 from embedkit.choices import DEFAULT_MODEL
 from tests.models import save_model, wordpiece_vocabulary
-from tests.processes import ROOT
+from tests.processes import ROOT, completed
 from tests.same_bits import share
 
 SETTINGS = [
@@ -54,18 +53,10 @@ def under(setting: str, *arguments: str) -> Any:
     """What :mod:`tests.same_bits` prints in a process with these variables."""
     forced = dict(part.split("=") for part in setting.split())
     names = [name for name in os.environ if name.startswith(("ONEDNN_", "DNNL_", "ATEN_", "MKL_"))]
-    kept = {name: value for name, value in os.environ.items() if name not in names}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.same_bits", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        # threads that wait must not keep the cores from those that work
-        env={**kept, **forced, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    # threads that wait must not keep the cores from those that work
+    forced |= {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
+    typed = sys.executable, "-m", "tests.same_bits", *arguments
+    return json.loads(completed(*typed, cwd=ROOT, **dict.fromkeys(names) | forced).stdout)
 
 
 # all that the processor has, and the least, which has no instructions for int8

@@ -26,7 +26,7 @@ from embedkit.cli.main import cli
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, ModelError
 from embedkit.runs.run import FinetuneRun, TrainRun
 from tests.finetune_fixtures import write_lines
-from tests.processes import ROOT, Done, command, program, succeed
+from tests.processes import ROOT, Done, command, completed, succeed
 from tests.run_fixtures import run_of
 from tests.store_fixtures import korean_reviews, tiny_model
 
@@ -168,7 +168,7 @@ def test_a_rare_class_on_a_stand_in(tmp_path: Path) -> None:
     less = {"--freeze-layers 8": "--freeze-layers 1", "--epochs 3": "--epochs 1"}
     first, *lines = stand_in(vectors + finetuned, less)
     (tmp_path / "data").symlink_to(ROOT / "data")
-    assert program("bash", "-c", first, cwd=tmp_path).returncode == 0
+    completed("bash", "-c", first, cwd=tmp_path)
     for line in lines:
         succeed(*shlex.split(line)[1:], cwd=tmp_path)
     assert "600 records" in command("info", "logreg", cwd=tmp_path).stdout

@@ -99,7 +99,9 @@ METRICS = st.sampled_from(["dot", "euclid"])
 ASKED = {"k": st.integers(1, 320), "threads": st.integers(1, 3), "metric": METRICS}
 
 
-@example(125, 10, 479, {"k": 15, "threads": 1, "metric": "euclid"}, filtered=False)
+@example(
+    rows=125, step=10, seed=479, asked={"k": 15, "threads": 1, "metric": "euclid"}, filtered=False
+)
 @given(
     rows=st.integers(1, 300),
     step=st.integers(1, 90),
