@@ -98,6 +98,7 @@ def prepare(folder: Path) -> dict[str, tuple[Callable[[Path], Any], list[Path]]]
 STORAGES = ("float32", "float16", "compact", "int8")
 
 
+@quickly()
 def flip(folder: Path, count: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Flip bits, each in a file of its own; how the uses ended, and what went wrong."""
     kinds, rng = prepare(folder), random.Random(seed)
@@ -137,7 +138,7 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="embedkit-flips-") as folder, quickly():
+    with tempfile.TemporaryDirectory(prefix="embedkit-flips-") as folder:
         ended, wrong = flip(Path(folder).resolve(), options.count, options.seed)
     print(f"{options.count} bits: {dict(ended)}", *wrong[:20], sep="\n    ")
     return int(bool(wrong))

@@ -21,15 +21,7 @@ from embedkit.dataset.settings import ExtractOptions
 from tests.models import slow
 from tests.processes import ROOT, command, ends_with, fresh, invoke, program, succeed
 from tests.run_fixtures import train
-from tests.store_fixtures import (
-    N_ACCEPTED,
-    ROWS,
-    extract_tiny,
-    manifest_of,
-    tiny_model,
-    tree,
-    write_tsv,
-)
+from tests.store_fixtures import N_ACCEPTED, ROWS, manifest_of, tiny_model, tree, write_tsv
 
 
 @pytest.fixture
@@ -163,8 +155,7 @@ def test_what_is_left_over_is_told(here: Path) -> None:
     write_tsv(here / "some.tsv", rows)
     said = invoke("split", "some.tsv", "--out", "s.parquet", "--folds", 2).output
     assert "without a label 3" in said
-    data = extract_tiny(here / "some.tsv", here / "data").out
-    train(data, out=here / "run", features="tfidf", folds=2)
+    train(here / "some.tsv", out=here / "run", features="tfidf", folds=2)
     said = invoke("predict", "run", "--text", "good movie").output
     shares = [float(share) for share in re.findall(r"([\d.]+) %", said)]
     assert (len(shares), shares[:3]) == (4, sorted(shares[:3], reverse=True))

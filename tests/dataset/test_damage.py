@@ -31,16 +31,7 @@ from tests.finetune_fixtures import corpus_of
 from tests.flips import flip as flip_bits
 from tests.models import state
 from tests.processes import command, invoke
-from tests.store_fixtures import (
-    N_ACCEPTED,
-    flip,
-    manifest_of,
-    quickly,
-    run,
-    tiny_model,
-    tree,
-    write_tsv,
-)
+from tests.store_fixtures import N_ACCEPTED, flip, manifest_of, run, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -385,8 +376,7 @@ def test_a_page_of_a_single_parquet_file(tmp_path: Path) -> None:
 
 def test_a_sample_of_flipped_bits(tmp_path: Path) -> None:
     """Of every file that a command makes, as ``make crashes`` flips a thousand."""
-    with quickly():
-        ended, wrong = flip_bits(tmp_path, 50, seed=3)
+    ended, wrong = flip_bits(tmp_path, 50, seed=3)
     assert not wrong
     assert ended["refused"] > 25
 

@@ -10,14 +10,7 @@ import pytest
 from scipy.stats import pearsonr, spearmanr
 from sklearn import metrics
 
-from embedkit.runs.metrics import (
-    METRICS,
-    Threshold,
-    best_threshold,
-    metric_name,
-    metrics_for,
-    named_metric,
-)
+from embedkit.runs.metrics import METRICS, Threshold, metric_name, metrics_for, named_metric
 from embedkit.runs.predictions import decide
 from embedkit.runs.scores import class_scores, metrics_of, reported_scores, scores_by_class
 from embedkit.units.target import Target
@@ -213,7 +206,7 @@ def test_a_threshold_between_neighbouring_numbers() -> None:
     low = 0.3
     high = np.nextafter(low, 1)
     positive = np.array([low] * 5 + [high] * 5)
-    found = best_threshold(np.repeat([0, 1], 5), positive)
+    found = Threshold(None, None).choose(np.repeat([0, 1], 5), positive)
     assert (positive >= found).tolist() == [False] * 5 + [True] * 5
 
 
