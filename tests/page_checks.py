@@ -120,8 +120,3 @@ def tab_stops(page: Any, name: str) -> dict[str, bool]:
             break
         reached[stop[0]] = stop[1]
     return reached
-
-
-def heading(page: Any, start: str) -> None:
-    """Wait until the heading of the page begins so."""
-    page.wait_for_selector(f"#heading:text-matches('^{start}')")

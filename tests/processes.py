@@ -105,11 +105,6 @@ def program(*typed: str | Path, cwd: Path, stdin: str | None = None, **more: str
     )
 
 
-def fresh(*arguments: str | Path, cwd: Path) -> Done:
-    """Run ``python -m embedkit`` and wait for it."""
-    return program(*EMBEDKIT, *arguments, cwd=cwd)
-
-
 _MODULES = set[str]()
 
 

@@ -116,20 +116,13 @@ def _loaded(folder: str, forward: str) -> Encoder:
     return encoder
 
 
-def load_quickly(
-    model: str,
-    *,
-    max_length: int | None = None,
-    batch_tokens: int | None = None,
-    precision: str | None = None,
-    forward: str = "auto",
-    **_: Any,
-) -> Encoder:
+def load_quickly(model: str, *, forward: str = "auto", **settings: Any) -> Encoder:
     """An :class:`Encoder`, but every checkpoint is loaded once only."""
     made = copy.copy(_loaded(str(model), forward))
-    made.precision = choose_precision(precision, made.model.device)
-    made.max_length = choose_max_length(made.checkpoint, made.tokenizer, max_length)
-    made.batch_tokens = batch_tokens or made.batch_tokens
+    made.precision = choose_precision(settings.get("precision"), made.model.device)
+    longest = settings.get("max_length")
+    made.max_length = choose_max_length(made.checkpoint, made.tokenizer, longest)
+    made.batch_tokens = settings.get("batch_tokens") or made.batch_tokens
     return made
 
 

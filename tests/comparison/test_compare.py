@@ -19,7 +19,7 @@ from embedkit.cli.compare import comparison_text
 from embedkit.comparison import blend as blending
 from embedkit.comparison import table as tables
 from embedkit.comparison.blend import blend, write_blend
-from embedkit.comparison.load import LoadedRun, _with_shared_words, read_runs
+from embedkit.comparison.load import _with_shared_words, read_runs
 from embedkit.comparison.table import Compared, compare, judge
 from embedkit.errors import DamagedError, MismatchError, UsageError
 from embedkit.prediction_files import parse_submission, read_prediction_files, write_prediction_file
@@ -28,17 +28,9 @@ from embedkit.runs.metrics import Threshold, best_threshold
 from embedkit.runs.run import TestSetContent
 from embedkit.runs.scores import reported_scores
 from embedkit.storage import seal
-from embedkit.units.target import Target
 from tests.page_checks import page_of
 from tests.processes import invoke
-from tests.run_fixtures import (
-    edit_run,
-    predictions_of,
-    random_runs,
-    scores_of,
-    write_fake_run,
-    write_fake_runs,
-)
+from tests.run_fixtures import edit_run, random_runs, scores_of, write_fake_run, write_fake_runs
 
 row_of: Any = Compared.row
 
@@ -250,13 +242,13 @@ def test_of_few_records_none_shows_that_two_methods_are_equal(tmp_path: Path, co
     assert compare(paths, metric="log_loss").differences["a", "b"].value != 0
 
 
-def test_words_of_a_test_set_are_not_those_of_the_folds() -> None:
+def test_words_of_a_test_set_are_not_those_of_the_folds(tmp_path: Path) -> None:
     y = np.arange(6) % 2
-    p = predictions_of(Target(y, ("0", "1")), np.eye(2)[y], np.array([0, 0, 1, -1, -1, -1]))
-    order = np.argsort(p.row)
-    p = replace(p.take(order), row=np.array([0, 1, 2, 0, 1, 2]), word=np.zeros(6, np.int64))
-    content: Any = None
-    runs = [LoadedRun(n, Path(n), content, p.take(np.arange(k))) for n, k in (("a", 6), ("b", 5))]
+    path = write_fake_run(tmp_path / "a", y, np.eye(2)[y], [0, 0, 1, -1, -1, -1])
+    (run,) = read_runs([path])
+    order = np.argsort(run.predictions.row)
+    p = replace(run.predictions.take(order), row=np.array([0, 1, 2, 0, 1, 2]), word=0 * y)
+    runs = [run._replace(predictions=p.take(np.arange(count))) for count in (6, 5)]
     for run in _with_shared_words(runs):
         assert run.predictions.row.tolist() == [0, 1, 2, 0, 1]
 

@@ -19,6 +19,7 @@ from sklearn.metrics import confusion_matrix
 import embedkit
 from embedkit.comparison import cases as casing
 from embedkit.comparison import recommendation
+from embedkit.comparison.load import read_runs
 from embedkit.comparison.recommendation import Recommendation, notices, recommend, run_notices
 from embedkit.comparison.report import charts_of
 from embedkit.comparison.table import Compared, compare, records_to_decide
@@ -32,16 +33,9 @@ from embedkit.runs.metrics import metric_text
 from embedkit.runs.predictions import Predictions, confidence_of
 from embedkit.runs.run import TestSetContent
 from embedkit.storage import seal
-from embedkit.units.target import Target
 from tests.page_checks import page_of
 from tests.processes import invoke
-from tests.run_fixtures import (
-    edit_run,
-    predictions_of,
-    random_runs,
-    write_fake_run,
-    write_fake_runs,
-)
+from tests.run_fixtures import edit_run, random_runs, write_fake_run, write_fake_runs
 from tests.store_fixtures import extract_tiny
 
 
@@ -407,7 +401,7 @@ def test_notices_count_their_records(tmp_path: Path) -> None:
     assert said["all_wrong"].short.startswith(f"{both.sum()} ")
 
 
-def test_suspicions_are_few_and_certain() -> None:
+def test_suspicions_are_few_and_certain(tmp_path: Path) -> None:
     """Planted label errors are found; records that are hard are not suspected."""
     random = np.random.default_rng(0)
     n = 400
@@ -415,12 +409,13 @@ def test_suspicions_are_few_and_certain() -> None:
     y = true.copy()
     planted = random.choice(n, 12, replace=False)
     y[planted] = 1 - y[planted]
-    methods = []
+    outputs = []
     for _ in range(3):
         sure = np.where(random.random(n) < 0.5, 0.99, 0.55)
         sure[planted] = 0.97
-        proba = np.where(np.eye(2)[true] > 0, sure[:, None], 1 - sure[:, None])
-        methods.append(predictions_of(Target(y, ("0", "1")), proba, np.zeros(n, int)))
+        outputs.append(np.where(np.eye(2)[true] > 0, sure[:, None], 1 - sure[:, None]))
+    runs = read_runs(write_fake_runs(tmp_path, "abc", y, outputs, [0] * n))
+    methods = [run.predictions for run in runs]
     assert set(np.flatnonzero(casing.label_suspicions(methods))) == set(planted.tolist())
     assert not casing.label_suspicions(methods[:1]).any()
     other = replace(methods[0], y_pred=1 - methods[0].y_pred)  # one of them disagrees

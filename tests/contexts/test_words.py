@@ -60,6 +60,11 @@ def folder(common: Path) -> Path:
     return common
 
 
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    return Encoder(str(tiny_model()))
+
+
 # where a word stands
 
 
@@ -122,8 +127,7 @@ def test_words_that_cannot_be_looked_for() -> None:
 # vectors of uses
 
 
-def test_a_use_has_the_mean_of_its_tokens() -> None:
-    encoder = Encoder(str(tiny_model()))
+def test_a_use_has_the_mean_of_its_tokens(encoder: Encoder) -> None:
     layers = parse_layers("0,sum:1..2", n_layers=2)
     text = "배를 rained 타고"
     of_ship = uses_in_texts(encoder, [text], "배", layers)
@@ -139,8 +143,7 @@ def test_a_use_has_the_mean_of_its_tokens() -> None:
         assert np.allclose(of_rain.vectors[spec.name][0], states[rained].mean(axis=0), atol=1e-5)
 
 
-def test_tables_and_sentences_give_the_same_vectors(folder: Path) -> None:
-    encoder = Encoder(str(tiny_model()))
+def test_tables_and_sentences_give_the_same_vectors(folder: Path, encoder: Encoder) -> None:
     direct = uses_in_texts(encoder, TEXTS, "배", parse_layers("0,2", n_layers=2))
     stored = uses_in_dataset(folder / "tokens", "배")
     assert [(u.text, u.start, u.end) for u in stored.uses] == [
@@ -174,9 +177,8 @@ def test_a_record_may_go_on_in_the_next_row_group(
     assert np.allclose(parts.vectors["2"], whole.vectors["2"], atol=1e-5)
 
 
-def test_words_that_were_cut_off(tmp_path: Path) -> None:
+def test_words_that_were_cut_off(tmp_path: Path, encoder: Encoder) -> None:
     text = "good " * 40 + "bus"
-    encoder = Encoder(str(tiny_model()))
     with pytest.raises(UsageError, match=r"'bus'.* cut"):
         uses_in_texts(encoder, [text], "bus", parse_layers("all", n_layers=2))
     corpus = write_tsv(tmp_path / "c.tsv", [("1", text, "1")])
@@ -236,10 +238,9 @@ def test_a_single_use_has_no_cosine() -> None:
 
 
 @pytest.mark.parametrize("layer", ["sum:0..2", "mean:1..2", "concat:0..1"])
-def test_stored_layers_are_combined(folder: Path, layer: str) -> None:
+def test_stored_layers_are_combined(folder: Path, layer: str, encoder: Encoder) -> None:
     spec = parse_layers(layer, n_layers=2)[0]
     report = describe_uses(uses_in_dataset(folder / "every", "배"), "배", layer=spec)
-    encoder = Encoder(str(tiny_model()))
     direct = describe_uses(uses_in_texts(encoder, TEXTS, "배", [spec]), "배")
     assert report.layer == direct.layer == spec.name
     assert np.allclose(report.cosines, direct.cosines, atol=1e-5)

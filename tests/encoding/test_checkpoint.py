@@ -75,6 +75,11 @@ def test_positions_of_mpnet_begin_behind_1(padding: int, copy: Path) -> None:
     assert find_checkpoint(str(copy)).positions == 158
 
 
+def of_length(limit: int) -> Any:
+    """A tokenizer for so many tokens."""
+    return SimpleNamespace(hf=SimpleNamespace(model_max_length=limit), n_special=2)
+
+
 LIMITS: dict[str, Any] = {
     "led": ({"max_encoder_position_embeddings": 900, "d_model": 24}, 900, 900),
     "mpt": ({"max_seq_len": 900}, 512, 900),
@@ -89,8 +94,7 @@ def test_limits_of_families(kind: str, copy: Path) -> None:
     """A default of 512 is no limit where a family has no table of positions."""
     stated, default, limit = LIMITS[kind]
     state(copy / "config.json", model_type=kind, max_position_embeddings=None, **stated)
-    tokenizer: Any = SimpleNamespace(hf=SimpleNamespace(model_max_length=10**30), n_special=2)
-    length = partial(choose_max_length, find_checkpoint(str(copy)), tokenizer)
+    length = partial(choose_max_length, find_checkpoint(str(copy)), of_length(10**30))
     assert (length(None), length(limit or 5_000)) == (default, limit or 5_000)
     if limit is not None:
         with pytest.raises(UsageError, match=f"max_length=901: .* has positions for {limit} tok"):
@@ -119,9 +123,7 @@ def test_default_max_length(
     if stated is not None:
         state(copy / "sentence_bert_config.json", **stated)
         write_modules(copy)
-    tokenizer: Any = SimpleNamespace(
-        hf=SimpleNamespace(model_max_length=tokenizer_limit), n_special=2
-    )
+    tokenizer = of_length(tokenizer_limit)
     assert choose_max_length(find_checkpoint(str(copy)), tokenizer, None) == length
 
 
@@ -376,10 +378,9 @@ def test_download_of_a_checkpoint_with_pickles_only(hub: FakeHub) -> None:
 
 
 def test_what_the_hub_does_not_have(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ModelError, match="v9"):
-        find_checkpoint(NAME, revision="v9")
-    with pytest.raises(ModelError, match="someone/else"):
-        find_checkpoint("someone/else")
+    for name, revision, told in ((NAME, "v9", "v9"), ("someone/else", None, "someone/else")):
+        with pytest.raises(ModelError, match=told):
+            find_checkpoint(name, revision=revision)
     monkeypatch.setattr(hub, "find", Mock(side_effect=OSError("no route")))
     with pytest.raises(ModelError, match="no route"):
         find_checkpoint(NAME)

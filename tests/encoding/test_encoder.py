@@ -59,10 +59,9 @@ def shard(
     **more: Any,
 ) -> ShardVectors:
     """Encode texts as one shard."""
-    settings = TokenizerSettings(more.pop("max_length", encoder.max_length))
     n = encoder.n_layers
     return encoder.encode_shard(
-        encoder.tokenizer.encode(texts, settings=settings),
+        tokens_of(encoder, texts),
         views=[parse_view(view, n_layers=n) for view in views],
         token_layers=parse_layers(layers, n_layers=n) if layers else (),
         **more,

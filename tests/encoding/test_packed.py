@@ -97,18 +97,15 @@ def in_float64(model: Model) -> PlainModel:
     return plain_model(model.checkpoint.folder, torch.float64)
 
 
-@pytest.fixture(scope="module")
-def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A BERT of 12 layers and 12 heads with random weights."""
-    return build_bert(tmp_path_factory.mktemp("twelve"), layers=12, heads=12, width=96)
-
-
-@pytest.fixture(params=["twelve", *slow("minilm")])
+@pytest.fixture(scope="module", params=["twelve", *slow("minilm")])
 def models(
-    request: pytest.FixtureRequest, minilm: Encoder, twelve_layers: str
+    request: pytest.FixtureRequest, minilm: Encoder, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[PackedModel, PlainModel]:
-    folder = {"minilm": str(minilm.checkpoint.folder), "twelve": twelve_layers}
-    plain = plain_model(folder[request.param])
+    """Those of a BERT of 12 layers and 12 heads with random weights, and of a real one."""
+    folder = str(minilm.checkpoint.folder)
+    if request.param == "twelve":
+        folder = build_bert(tmp_path_factory.mktemp("twelve"), layers=12, heads=12, width=96)
+    plain = plain_model(folder)
     return PackedModel(plain), plain
 
 

@@ -63,23 +63,19 @@ def ids_of(encoded: TokenizedTexts) -> list[int]:
 
 
 @pytest.mark.parametrize("family", KINDS)
-@given(text=ANY_TEXT, pair=st.one_of(st.none(), ANY_TEXT), max_length=st.integers(6, 24))
-@example(text="", pair="", max_length=6)
+@given(texts=st.lists(ANY_TEXT, min_size=1, max_size=2), max_length=st.integers(6, 24))
+@example(texts=["", ""], max_length=6)
 @settings(max_examples=60)
 def test_ids_are_the_tokenizers_own(
-    family: str,
-    text: str,
-    pair: str | None,
-    max_length: int,
-    tokenizer_of: TokenizerOf,
-    own_of: OwnOf,
+    family: str, texts: list[str], max_length: int, tokenizer_of: TokenizerOf, own_of: OwnOf
 ) -> None:
-    texts, pairs = [text], None if pair is None else [pair]
+    """Those of a text, or of a pair."""
+    each = [[text] for text in texts]
     own = own_of(family)(
-        texts, pairs, truncation=True, max_length=max_length, return_special_tokens_mask=True
+        *each, truncation=True, max_length=max_length, return_special_tokens_mask=True
     )
-    whole = own_of(family)(texts, pairs)["input_ids"][0]
-    (ours,) = tokenizer_of(family).encode(texts, pairs, settings=TokenizerSettings(max_length))
+    whole = own_of(family)(*each)["input_ids"][0]
+    (ours,) = tokenizer_of(family).encode(*each, settings=TokenizerSettings(max_length))
     assert ids_of(ours) == own["input_ids"][0]
     assert (ours.segment == -1).tolist() == [bool(x) for x in own["special_tokens_mask"][0]]
     assert ours.n_tokens == len(whole)

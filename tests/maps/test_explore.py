@@ -24,16 +24,7 @@ from embedkit.errors import OutputExistsError, UsageError
 from embedkit.maps import map as layout
 from embedkit.search.exact import unit_rows
 from tests.page_checks import block as block_of
-from tests.page_checks import (
-    check_fit,
-    copied,
-    heading,
-    json_block,
-    opened,
-    planes,
-    tab_stops,
-    until,
-)
+from tests.page_checks import check_fit, copied, json_block, opened, planes, tab_stops, until
 from tests.processes import invoke
 from tests.store_fixtures import extract_tiny
 
@@ -337,6 +328,11 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
 # in a browser
 
 
+def heading(page: Any, start: str) -> None:
+    """Wait until the heading of the page begins so."""
+    page.wait_for_selector(f"#heading:text-matches('^{start}')")
+
+
 def listed(page: Any, count: int) -> None:
     """Wait until so many texts are found."""
     wanted = f"{count} of {N} texts" if count else "No text matches."
@@ -362,8 +358,8 @@ def alone(points: Any) -> int:
 
 @pytest.mark.parametrize(("width", "scheme"), [(1_400, "light"), (800, "dark"), (390, "light")])
 def test_the_page_fits_the_screen(browser: Any, folder: Path, width: int, scheme: str) -> None:
-    given = {"color_scheme": scheme, "bypass_csp": True}
-    with opened(browser, folder / "page.html", width=width, **given) as page:
+    file = folder / "page.html"
+    with opened(browser, file, width=width, color_scheme=scheme, bypass_csp=True) as page:
         page.click("#list button >> nth=0")
         page.wait_for_selector("#chosen .found button")
         check_fit(page, width, scheme)
