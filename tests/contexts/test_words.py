@@ -62,7 +62,7 @@ def folder(common: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def encoder() -> Encoder:
-    return Encoder(str(tiny_model()))
+    return Encoder(str(tiny_model()), device="cpu")
 
 
 # where a word stands
