@@ -55,7 +55,9 @@ class Model:
     ) -> None:
         if not isinstance(model, Encoder):
             model = Encoder(model, revision=revision, device=device or "auto")
-        pooling, _ = model.checkpoint.own_view(last_layer=True)
+        # a view that is named may be one of a checkpoint whose own vector is not computed here
+        own = view is None or not model.checkpoint.definition.problem
+        pooling, self._unit = model.checkpoint.own_view(last_layer=own)
         default = f"{pooling}_-1" if pooling.has_layer else str(pooling)
         self.encoder, self.task = model, ""
         self.encode_by([view or default])
@@ -94,8 +96,7 @@ class Model:
         # the second view of `by_layer` finds all of its texts here
         new = [text for text in dict.fromkeys(texts) if (prefix, text) not in self._kept]
         if new:
-            _, unit = self.encoder.checkpoint.own_view(last_layer=True)
-            options: Any = {"prefix": prefix, "normalize_embeddings": unit}
+            options: Any = {"prefix": prefix, "normalize_embeddings": self._unit}
             vectors = self.encoder.encode_views(new, self.views, **options)
             for number, text in enumerate(new):
                 self._kept[prefix, text] = {view: vectors[view][number] for view in self.views}
@@ -160,11 +161,12 @@ def by_layer(
     # MTEB's ten classifiers a view are so small that two threads take four times as long as one;
     # NumPy and SciPy fit with OpenBLAS, torch does not use it and encodes with all of its threads
     openblas = ThreadpoolController().select(internal_api="openblas")
-    shared = Model(model)
-    encoder = shared.encoder
+    encoder = model if isinstance(model, Encoder) else Encoder(model)
     pooling = encoder.checkpoint.definition.pooling
     # layer 0 are the embeddings before the first block, so there is one more than blocks
-    names = shared.encode_by(views or [f"{pooling}_{i}" for i in range(encoder.n_layers + 1)])
+    views = views or [f"{pooling}_{i}" for i in range(encoder.n_layers + 1)]
+    shared = Model(encoder, view=views[0])
+    names = shared.encode_by(views)
     scores: dict[str, dict[str, float]] = {}
     # tasks outside, views inside: only the vectors of one task are kept
     for task in tasks:

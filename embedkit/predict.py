@@ -546,12 +546,12 @@ def _plan_as(
     content = None if _is_checkpoint(os.fspath(run)) else read_run(Path(run))
     if isinstance(content, PredictionRun):
         names = content.dataset.reading or {}
-    # a file without a header, or with other delimiters, has no option of predict; its encoding has,
-    # and what is no table tells its format itself
+    # a file without a header, of other delimiters or a certain sheet has no option of predict; what
+    # is no table tells its format itself
     dialect = names.get("dialect") or {}
-    tabular = dialect.get("format") in ("tsv", "csv")
-    dialect = {n: v for n, v in dialect.items() if tabular and n != "encoding"}
-    planned = partial(plan_further, files, dialect=dialect, name="")
+    dialect = dialect if dialect.get("format") in ("tsv", "csv", "sheet") else {}
+    name = content.dataset.names.inputs[0] if isinstance(content, PredictionRun) else ""
+    planned = partial(plan_further, files, dialect=dialect, name=name)
     # what the user names is not looked up
     roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
     named = {name: names.get(name) for name in roles}

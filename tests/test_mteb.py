@@ -69,7 +69,7 @@ def test_a_table_is_drawn(tmp_path: Path) -> None:
     draw(frame, tmp_path / "layers.svg")
     svg = (tmp_path / "layers.svg").read_text("utf-8")
     assert "mean_2" in svg
-    with pytest.raises(UsageError, match="file='jpg': expected pdf, svg or png"):
+    with pytest.raises(UsageError, match="file='jpg': expected pdf, svg, png"):
         draw(frame, tmp_path / "layers.jpg")
     assert f">{frame.index[0]}<" in svg
     with pytest.raises(UsageError, match="mean_7"):

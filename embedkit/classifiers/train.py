@@ -390,6 +390,7 @@ def train(
     settings = EstimatorSettings.of(estimator, tune=tune, level=level, **options)
     out = free_out(out, dataset, settings.method, *views, *names, overwrite=overwrite)
     what = {name: value for name, value in extraction.items() if value is not None}
+    what |= {"seed": seed} if "sample" in what else {}
     about: dict[str, Any] = {"label": label, "level": level, "split": split, "view": view}
     about |= {"keep": dict.fromkeys(names, "columns"), "progress": progress}
     units, described, views, lost = _data(dataset, what, features=features, **about)

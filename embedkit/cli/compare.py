@@ -113,7 +113,7 @@ def compare(
         tests = (run.content.test_set for run in compared.runs)
         lost = 0 if answers else max((test.rejected for test in tests if test), default=0)
         missing = f"; {count_text(lost, 'record')} of the test set rejected" * bool(lost)
-        text = f"{count_text(count, 'record')}, {blend.name}{missing}"
+        text = f"{count_text(count, compared.noun)}, {blend.name}{missing}"
         if blend.name != compared.selection.name:
             text += f"; {compared.selection.name} holds no model to predict with"
         if compared.metric in OF_PROBABILITIES and "answer" in (columns or {}).values():

@@ -83,6 +83,9 @@ def cases_of(compared: Compared, shown: str, *, texts: str | Path | None = None)
     Texts are from the dataset or corpus file ``texts`` if there is one; neighbours are looked for
     in the vectors of the method, else in the view of a probe, else in the default of the dataset.
     """
+    # views and lengths are those of the dataset of the method, else of the first one
+    datasets = sorted(compared.datasets, key=lambda dataset: shown not in dataset.runs)
+    compared = replace(compared, datasets=tuple(datasets))
     baseline = compared.baseline
     ranking = [row.name for row in compared.rows if row.kind != "majority"]
     run_names = [run.name for run in compared.runs]

@@ -269,18 +269,33 @@ def plan_further(
 ) -> CorpusPlan:
     """Plan a further corpus in the ``dialect`` of an earlier one with this name, or in its own.
 
-    Another dialect, such as that of a ``.csv`` beside a ``.tsv``, is seen by columns that the file
-    does not have in the earlier one.
+    Another dialect is seen by the name of the file, such as a ``.csv`` beside a ``.tsv``, or by
+    columns that it does not have in the earlier one.
     """
-    # any file can be read line by line: its name tells better, unless the format of such a file was
-    # named. What .txt is nobody knows
-    path, unclear = files[0].path, (".txt", suffix_of(Path(name)))
-    kind = "" if suffix_of(path) in unclear else format_of_name(path)
-    dialect = {} if kind and dialect.get("format") == "lines" else dialect
-    with suppress(CorpusError):
-        return plan_corpus(files, dataclasses.replace(options, **dialect))
+    path, earlier = files[0].path, dialect.get("format")
+    # what is UTF-8 is seen, and what else a file may be is not
+    encoding = "utf-8" if _is_utf8(path) else dialect.get("encoding", "utf-8")
+    encoding = options.given.get("encoding", encoding)
+    options = dataclasses.replace(options, encoding=encoding)
+    # the format of a file with a name like the earlier one was named then; what .txt is nobody
+    # knows, but commas in its texts do not make it a table
+    kind = "" if suffix_of(path) == suffix_of(Path(name)) else format_of_name(path)
+    if kind in ("", earlier) or (earlier != "csv" and suffix_of(path) == ".txt"):
+        with suppress(CorpusError):
+            return plan_corpus(
+                files, dataclasses.replace(options, **{**dialect, "encoding": encoding})
+            )
     # columns by number are those of a file without a header
-    return plan_corpus(files, dataclasses.replace(options, header=dialect.get("header", True)))
+    header = dialect.get("header", True) or earlier == "lines"
+    return plan_corpus(files, dataclasses.replace(options, header=header))
+
+
+def _is_utf8(path: Path) -> bool:
+    """Whether a text begins in UTF-8, beyond ASCII: no other encoding gives that by chance."""
+    with suppress(CorpusError, UnicodeDecodeError), closing(Source(path)) as source:
+        # not to its end, where a character may be cut
+        return not codecs.getincrementaldecoder("utf-8")().decode(source.head()).isascii()
+    return False
 
 
 def plan_corpus(files: Sequence[InputFile], options: CorpusOptions) -> CorpusPlan:

@@ -89,13 +89,16 @@ class Checkpoint:
         """Folder of config.json, tokenizer and weights."""
         return self.folder / self.inner
 
-    @property
-    def unread(self) -> list[str]:
-        """Statements on every view that are not computed here."""
+    def warn_of_unread(self) -> None:
+        """Log a warning if there are statements on every view that are not computed here."""
         # what these say shapes hidden states, and so every view
         files = ("config.json", "weights", *inventory.SENTENCE_FILES)
         refused = (s for s in self.inventory if s.effect == inventory.REFUSED)
-        return [str(statement) for statement in refused if statement.file in files]
+        if unread := ", ".join(str(statement) for statement in refused if statement.file in files):
+            logger.warning(
+                f"{self.name} needs {unread}, which is not computed here: its vectors are those of "
+                "transformers, not its makers'"
+            )
 
     def refusing(self, statement: Statement | None) -> Checkpoint:
         """The checkpoint, if a statement, where there is one, turned out not to be computed."""

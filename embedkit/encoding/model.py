@@ -341,11 +341,7 @@ def load_model(
     :func:`load_weights`.
     """
     model, has_pooler, checkpoint = load_weights(checkpoint, dtype=dtype, light=light)
-    if checkpoint.unread:
-        logger.warning(
-            f"{checkpoint.name} needs {', '.join(checkpoint.unread)}, which is not computed here: "
-            "its vectors are those of transformers, not its makers'"
-        )
+    checkpoint.warn_of_unread()
     # a decoder would keep keys and values of all layers, which nothing reads here
     model.config.use_cache = False
     if checkpoint.config.get("is_encoder_decoder"):

@@ -123,11 +123,10 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
                 restore_case(tokenizer, checkpoint, file)
             if checkpoint.sentence.get("do_lower_case") and tokenizer.is_fast:
                 lower_case(tokenizer, checkpoint)
-            stated = checkpoint.config.get("pad_token_id")
-            pads = tokenizer.pad_token_id, stated, tokenizer.eos_token_id, 0
+            pad, padding = tokenizer.pad_token_id, checkpoint.config.get("pad_token_id")
             text_tokenizer = TextTokenizer(
                 tokenizer,
-                pad_id=next(int(pad) for pad in pads if pad is not None and pad >= 0),  # -1: none
+                pad_id=int(max(padding or 0, 0) if pad is None else pad),  # -1: none
                 type_vocab=int(checkpoint.config.get("type_vocab_size") or 0),
             )
     except ModelError:

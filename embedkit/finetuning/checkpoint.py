@@ -140,7 +140,11 @@ class CheckpointClassifier(TextModels):
             raise ModelError(f"{checkpoint.name} is a {kinds[0]}, not a classifier. {advice}")
         if checkpoint.config.get("problem_type") == "multi_label_classification":
             problem = f"{checkpoint.name} gives several labels (multi_label)"
-            raise ModelError(f"{problem}. Predict with the run that it was exported from.")
+            advice = "or with transformers: pipeline('text-classification', top_k=None)"
+            raise ModelError(
+                f"{problem}. Predict with the run that it was exported from, {advice}."
+            )
+        checkpoint.warn_of_unread()
         self._tokenizer = load_tokenizer(checkpoint)
         self.tokens = TokenizerSettings(usable_length(checkpoint, self._tokenizer, None))
         model, report = load_module(checkpoint, f"AutoModel{_CLASS}", dtype=torch.float32)
@@ -148,20 +152,26 @@ class CheckpointClassifier(TextModels):
         # like any
         if lacking := {*report["missing_keys"], *report["mismatched_keys"]}:
             problem = f"lacks {len(lacking)} weights of a classifier, such as {min(lacking)}"
-            raise ModelError(f"{checkpoint.name} {problem}. {advice}")
+            other = ", or has them in another shape than its labels say"
+            raise ModelError(f"{checkpoint.name} {problem}{other}. {advice}")
         self._models = [model.eval().to(choose_device(device))]
-        # a decoder classifies by its last token that is not this one
-        model.config.pad_token_id = self._tokenizer.pad_id
+        # a decoder classifies by its last token that is not this one; batches have no padding
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = -1
         # a model of one output has a name for it too, which is no class
         names = model.config.id2label
         count = model.config.num_labels
+        if count > 1 and checkpoint.config.get("problem_type") == "regression":
+            raise ModelError(
+                f"{checkpoint.name} gives {count} values, which are not predicted here."
+            )
         self.classes = (
             tuple(str(names.get(i, f"LABEL_{i}")) for i in range(count)) if count > 1 else ()
         )
         if not self.classes and checkpoint.config.get("problem_type") is None:
             logger.warning(
                 f"{checkpoint.name} has one output and does not say that it is a regression: "
-                "values are its logits; if it is a cross-encoder, scores are 1 / (1 + exp(-value))"
+                "values are its logits; many a cross-encoder's scores are 1 / (1 + exp(-value))"
             )
 
     def _outputs(self, model: Any, logits: torch.Tensor) -> Any:

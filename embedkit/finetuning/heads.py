@@ -218,7 +218,7 @@ class _Mean(_Cls):
         # a token in the overlap of two windows is counted in one of them
         weights = counted.unsqueeze(2).to(hidden.dtype)
         totals = _by_text((hidden * weights).sum(1), sizes, torch.sum)
-        return totals / _by_text(weights.sum(1), sizes, torch.sum)
+        return totals / _by_text(weights.sum(1), sizes, torch.sum).clamp(min=1)  # an empty text
 
 
 class _Contrastive(_Mean):
@@ -261,7 +261,7 @@ class _Lstm(_Cls):
         # packed, so that the last state is that of the last token and not of padding; torch takes
         # the lengths from the CPU
         packed = nn.utils.rnn.pack_padded_sequence(
-            hidden.float(), mask.sum(1).cpu(), batch_first=True, enforce_sorted=False
+            hidden.float(), mask.sum(1).clamp(min=1).cpu(), batch_first=True, enforce_sorted=False
         )
         # in float32: over hundreds of steps the rounding of half precision would add up
         with torch.autocast(hidden.device.type, enabled=False):

@@ -258,7 +258,8 @@ def padded(texts: TokenizedTexts) -> dict[str, torch.Tensor]:
     """Return the windows of texts as a batch ``(windows, tokens)``; see ``EncoderWithHead``."""
     lengths = np.diff(texts.window_ends)
     # (windows, tokens), true where a window has a token; the rest is padding, on the right
-    inside = np.arange(lengths.max(initial=0)) < lengths[:, None]
+    # a batch of empty texts has padding too, which models need
+    inside = np.arange(max(lengths.max(initial=0), 1)) < lengths[:, None]
 
     def stacked(values: NDArray[Any] | int, fill: int) -> torch.Tensor:
         rows = np.full(inside.shape, fill)
@@ -318,13 +319,20 @@ def predict_logits(
     # the longest first: it is the width of its batch, and memory runs out at once or not at all
     order = np.argsort(-lengths, kind="stable")
     half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision)
+    # some families say other things of a padded text (XLNet, FNet, ConvBERT), and padding takes
+    # time; states of frozen layers are compared where there is most of it
+    edges: Any = np.flatnonzero(np.diff(lengths[order])) + 1 if states is None else []
+    batches = [
+        part[start:stop]
+        for part in np.split(order, edges)
+        for start, stop in cut_batches(lengths[part], _PREDICT_TOKENS[device.type], padded=True)
+    ]
     with (
         torch.inference_mode(),
         whole_fp32(device, half or torch.float32),
         torch.autocast(device.type, half, enabled=half is not None),
     ):
-        for start, stop in cut_batches(lengths[order], _PREDICT_TOKENS[device.type], padded=True):
-            index = order[start:stop]
+        for index in batches:
             batch: dict[str, Any] = padded(texts[index])
             if states is not None:
                 batch["states"] = states(index, batch["attention_mask"])

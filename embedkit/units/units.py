@@ -199,15 +199,17 @@ class Units:
         columns = ["text", "text_pair"] + ["spans"] * (self.level == "word")
         reading = replace(reading, **{n: before[n] for n in columns})
         with input_files(source) as files:
-            reading = replace(reading, encoding=dialect["encoding"])
             plan = plan_further(files, reading, dialect, name=self.name)
             # labels of words come from the marks of a corpus such as CoNLL-U, or from a column,
             # which a test file need not have
             of_words = before["word_label"] if self.level == "word" else None
             marked = plan.marks_words and not plan.spans
-            # a test file may lack both: it is predicted under its row numbers, and not scored
-            id_, label = (c if c in plan.columns else None for c in (before["id"], before["label"]))
-            label = before["label"] if class_columns(before["label"], plan.columns) else label
+            # a test file may lack both: it is predicted under its row numbers, if it has no other
+            # column of ids, and not scored
+            id_ = before["id"] if before["id"] in plan.columns else plan.id
+            label = before["label"]
+            has_label = label in plan.columns or class_columns(label, plan.columns)
+            label = label if has_label else None
             word_label = of_words if marked or of_words in plan.columns else None
             # columns of spans are read as kept columns
             kept = tuple(name for name in (*keep, *plan.spans) if name in plan.columns)

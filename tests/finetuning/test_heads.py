@@ -104,6 +104,18 @@ def test_families_with_other_layers_are_trained(
         add_lora(model, 2, seed=0)
 
 
+@pytest.mark.parametrize("head", HEADS)
+def test_a_decoder_reads_a_text_without_a_token(tmp_path: Path, head: str) -> None:
+    """Its tokenizer has no special tokens; such a text has the same logits in any company."""
+    model, texts = built(build("gpt2", tmp_path), head=head)
+    empty = texts[np.flatnonzero(texts.n_kept == 0)[:1]]
+    assert len(empty) == 1
+    alone = predict_logits(model, empty)
+    assert bool(alone.isfinite().all())
+    together = predict_logits(model, texts)[texts.n_kept == 0]
+    assert torch.allclose(together[:1], alone, atol=1e-6)
+
+
 def test_a_convolution_sees_windows_of_its_width() -> None:
     model, texts = built(tiny_model(), head="cnn", cnn_widths=[3])
     model.requires_grad_(False)

@@ -144,21 +144,66 @@ def test_predict_reads_the_columns_of_the_run(folder: Path, tmp_path: Path) -> N
     assert not (tmp_path / "no.csv").exists()
 
 
-@pytest.mark.parametrize("dialect", [{"header": False}, {"delimiter": "~"}])
+DIALECTS: list[dict[str, Any]] = [
+    {"header": False},
+    {"delimiter": "~"},
+    {"encoding": "cp949"},
+    {"sheet": "second"},
+    {"sheet": "second", "header": False},
+]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS, ids=str)
 def test_predict_reads_the_dialect_of_the_run(tmp_path: Path, dialect: dict[str, Any]) -> None:
-    mark = dialect.get("delimiter", "\t")
-    names = ["0", "1", "2"] if "header" in dialect else ["n", "y", "t"]
-    rows = pd.DataFrame({names[0]: range(16), names[1]: [0, 1] * 8, names[2]: [*TEXTS, *TEXTS]})
-    rows.to_csv(tmp_path / "c.tsv", sep=mark, index=False, header="delimiter" in dialect)
+    """A further file of the kind of the corpus; files of other kinds have their own."""
+    header, mark = dialect.get("header", True), dialect.get("delimiter", "\t")
+    names = ["n", "y", "t"] if header else ["0", "1", "2"]
+    texts = [f"{text}, 좋아요" for text in TEXTS]
+    rows = pd.DataFrame({names[0]: range(16), names[1]: [0, 1] * 8, names[2]: texts * 2})
+    first = tmp_path / ("c.xlsx" if "sheet" in dialect else "c.tsv")
+    if "sheet" in dialect:
+        with pd.ExcelWriter(first) as book:
+            rows[:2].to_excel(book, sheet_name="first", index=False, header=header)
+            rows.to_excel(book, sheet_name="second", index=False, header=header)
+    else:
+        encoding = dialect.get("encoding", "utf-8")
+        rows.to_csv(first, sep=mark, index=False, header=header, encoding=encoding)
     columns: Any = dict(zip(("id", "label", "text"), names, strict=True))
-    train(tmp_path / "c.tsv", out=tmp_path / "run", features="tfidf", folds=2, **columns, **dialect)
+    train(first, out=tmp_path / "run", features="tfidf", folds=2, **columns, **dialect)
     rows.to_json(tmp_path / "c.jsonl", orient="records", lines=True)
-    for suffix in ("tsv", "jsonl"):
-        done = predict_file(
-            tmp_path / "run", tmp_path / f"c.{suffix}", out=tmp_path / f"{suffix}.csv"
-        )
-        assert done == (16, "text", {})
-    assert (tmp_path / "tsv.csv").read_bytes() == (tmp_path / "jsonl.csv").read_bytes()
+    rows.to_csv(tmp_path / "c.csv", index=False, header=header)
+    answers = set()
+    for file in (first, tmp_path / "c.jsonl", tmp_path / "c.csv"):
+        answer = tmp_path / f"{file.suffix[1:]}-answers.csv"
+        assert predict_file(tmp_path / "run", file, out=answer) == (16, "text", {})
+        answers.add(answer.read_bytes())
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize("name", ["new.tsv", "new.txt"])
+def test_commas_of_texts_make_no_table_of_another_file(tmp_path: Path, name: str) -> None:
+    """Its columns are those of a table with commas too; ids may have another name there."""
+    rows = pd.DataFrame({"id": range(16), "label": [0, 1] * 8, "text": [*TEXTS, *TEXTS]})
+    rows.to_csv(tmp_path / "c.csv", index=False)
+    rows = rows[["text"]].assign(text=rows["text"] + ", well, well", ID=range(900, 916))
+    rows = rows[["text"]] if name == "new.txt" else rows
+    rows.to_csv(tmp_path / name, sep="\t", index=False)
+    about: Any = {"features": "tfidf", "folds": 2, "test": tmp_path / name}
+    run = train(tmp_path / "c.csv", out=tmp_path / "run", **about)
+    predictions = pd.read_parquet(run.out / "predictions.parquet")
+    ids = predictions["id"][predictions["fold"] == "test"].tolist()
+    answer = tmp_path / "answers.tsv"
+    assert predict_file(run.out, tmp_path / name, out=answer) == (16, "text", {})
+    assert [*map(str, ids)] == pd.read_csv(answer, sep="\t", dtype=str)["id"].tolist()
+    assert [*map(int, ids)] == [*range(900, 916)] if "tsv" in name else range(16)
+
+
+def test_train_draws_the_sample_that_extract_draws(tmp_path: Path) -> None:
+    rows = pd.DataFrame({"label": [0, 1] * 40, "text": [f"text {i}" for i in range(80)]})
+    made = extract_tiny(rows, tmp_path / "data", sample=20, seed=3).out
+    run = train(rows, out=tmp_path / "run", features="tfidf", folds=2, sample=20, seed=3)
+    predicted = pd.read_parquet(run.out / "predictions.parquet")["row"]
+    assert predicted.tolist() == embedkit.load(made).row.tolist()
 
 
 def test_a_frame_is_no_list_of_texts(folder: Path) -> None:
