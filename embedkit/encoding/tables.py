@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -130,11 +129,7 @@ def word_vectors(
     ``vectors`` are those of all kept tokens.
     """
     # tokens in the order of their words; a token in two words is there twice
-    order, starts, row, index = word_tokens(texts)
-    # the empty one lets concatenate work without any words
-    words = [np.zeros((0, 2), np.int32), *chain.from_iterable(texts.word_spans)]
-    counts = np.array([sum(map(len, parts)) for parts in texts.word_spans], np.int64)
-    spans = np.concatenate(words)[ends_of(counts)[row] + index]
+    order, starts, row, index, spans = word_tokens(texts)
     # words of the second text are numbered on from those of the first
     segment = index >= np.array([len(parts[0]) for parts in texts.word_spans], np.int64)[row]
     places = zip(row.tolist(), segment.astype(int).tolist(), spans.tolist(), strict=True)
@@ -150,14 +145,16 @@ def word_vectors(
     )
 
 
-def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
-    """Rows of the tokens of words; of each word where it begins there, text and number."""
+def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints, Ints]:
+    """Rows of the tokens of words; of each word where it begins there, text, number and span."""
     assert texts.spans is not None
     assert texts.word is not None
     sides = [spans for parts in texts.word_spans for spans in parts]
+    # the empty one lets concatenate work without any words
+    spans = np.concatenate([np.zeros((0, 2), np.int32), *sides])
     # characters and words of all texts on one line each, so that both ascend from text to text
-    lines = [ENDLESS * number + spans[:, 0].astype(np.int64) for number, spans in enumerate(sides)]
-    begins = np.concatenate([np.zeros(0, np.int64), *lines])
+    side_of_word = np.repeat(np.arange(len(sides)), np.array([*map(len, sides)], np.int64))
+    begins = ENDLESS * side_of_word + spans[:, 0]
     before = ends_of(np.array([sum(map(len, parts)) for parts in texts.word_spans], np.int64))
     token = np.flatnonzero(texts.word >= 0)
     row = _owners(texts)[token]
@@ -176,7 +173,7 @@ def word_tokens(texts: TokenizedTexts) -> tuple[Int64, Int64, Int64, Ints]:
     starts = np.flatnonzero(np.diff(word[order], prepend=-1))
     word = word[order][starts]
     row = np.searchsorted(before, word, side="right") - 1
-    return token[order], starts, row, (word - before[row]).astype(np.int32)
+    return token[order], starts, row, (word - before[row]).astype(np.int32), spans[word]
 
 
 def joined(parts: Sequence[tuple[int, AnyTable]]) -> AnyTable:

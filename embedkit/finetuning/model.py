@@ -279,7 +279,7 @@ def padded(texts: TokenizedTexts) -> dict[str, torch.Tensor]:
         # a token in several windows is taken from the one that owns it
         place = np.zeros(len(texts.ids), np.int64)  # in the batch, of each token
         place[texts.seen[texts.owned]] = np.flatnonzero(inside)[texts.owned]
-        token, starts, _, _ = word_tokens(texts)
+        token, starts, *_ = word_tokens(texts)
         # the first token of each word
         batch["places"] = torch.from_numpy(place[token[starts]])
     return batch
@@ -292,7 +292,7 @@ def labelled_units(texts: TokenizedTexts) -> tuple[Int64, Int64 | None]:
     """
     if texts.word is None:
         return np.arange(len(texts)), None
-    _, _, row, word = word_tokens(texts)
+    _, _, row, word, _ = word_tokens(texts)
     return row, word.astype(np.int64)
 
 
