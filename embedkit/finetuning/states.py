@@ -17,7 +17,7 @@ states and without them, and gives ``None`` where they differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,7 @@ def frozen_states(
     lengths = n_seen(texts)
     if parts is None or int(lengths.sum()) * model.width * 4 > _MOST_BYTES:
         return None
-    states = FrozenStates(model, *parts, texts, precision=precision)
+    states = FrozenStates(model, parts, texts, precision)
     # the shortest and the longest text in one batch: the most padding that there can be
     extremes = np.array([lengths.argmin(), lengths.argmax()])
     plain, entering = (
@@ -66,15 +66,10 @@ class FrozenStates:
     """States of texts where training begins, and the layers below, which they stand for."""
 
     def __init__(
-        self,
-        model: EncoderWithHead,
-        frozen: Sequence[nn.Module],
-        first: nn.Module,
-        texts: TokenizedTexts,
-        *,
-        precision: str,
+        self, model: EncoderWithHead, parts: FrozenParts, texts: TokenizedTexts, precision: str
     ) -> None:
-        self._model, self._frozen, self._counts = model, frozen, n_seen(texts)
+        self._model, self._counts = model, n_seen(texts)
+        self._frozen, first = parts
         self._ends = ends_of(self._counts)
         dtype = next(model.parameters()).dtype
         # (tokens of all texts, width) on the CPU: a GPU may have no room left for them
@@ -82,7 +77,7 @@ class FrozenStates:
         self._read: tuple[Tensor, Tensor] | None = None  # the batch whose states are read
         self._more: tuple[None, ...] | None = None  # behind the states, where layers give tuples
         self._hook = first.register_forward_pre_hook(self._enter, with_kwargs=True)
-        for layer in frozen:
+        for layer in self._frozen:
             # on the instance, which hides the method of the class until close deletes it
             layer.forward = self._handing_on(layer.forward)
 
