@@ -1,9 +1,9 @@
 """The matrix products of the packed forward, which take the places of a model's linear layers.
 
-    nn.Linear --hasten--> _Product      fp32: weights laid out once as the processor wants them
+    nn.Linear --hasten--> _product      fp32: weights laid out once as the processor wants them
                           _GeluProduct  bf16 on CUDA: the GELU behind a product is part of it
-                          _Part         CUDA: query, key and value are one product of three parts
-    _Product --calibrate-> _Int8Product int8: inputs and weights in 8 bits, sums in 32
+                          Joined        CUDA: query, key and value are one product of three parts
+    _product --calibrate-> _Int8Product int8: inputs and weights in 8 bits, sums in 32
     nn.Linear ----------> LinearToTrain fine-tuning: the same products, and their gradients
 
 Two things are notable. First, a product over 31 rows may sum in another order than one over 32:
@@ -16,6 +16,8 @@ not depend on what else is embedded.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +112,7 @@ def hasten(module: nn.Module, *, join: bool = False) -> None:
             if {*names} <= children.keys() and _joins(linears := [children[n] for n in names]):
                 joined = Joined(linears)
                 for place, name in enumerate(names):
-                    setattr(parent, name, _Part(joined, place))
+                    setattr(parent, name, _computing(partial(joined.part, place=place)))
         for pair in _INNER if join else ():
             product, activation = (children.get(name) for name in pair)
             # the activation becomes an identity and keeps its place, since the parent calls it by
@@ -123,11 +125,19 @@ def hasten(module: nn.Module, *, join: bool = False) -> None:
             if seen := vars(child).get("seen"):
                 setattr(parent, name, _Int8Product(child, *seen))
             elif type(child) is nn.Linear and _packs(child.weight):
-                setattr(parent, name, _Product(child))
+                setattr(parent, name, _computing(_product(child)))
             elif form := GELU.get(type(child).__name__):
-                setattr(parent, name, _Gelu(form))
+                in_place = partial(torch.ops.aten.gelu_, approximate=form)
+                setattr(parent, name, _computing(in_place))
             elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "weight"):
                 setattr(parent, name, _RMSNorm(child))
+
+
+def _computing(function: Callable[[Tensor], Any]) -> nn.Module:
+    """A module that computes a function, in the place of another."""
+    module = nn.Module()
+    module.forward = function
+    return module
 
 
 def _joins(linears: list[Any]) -> bool:
@@ -162,17 +172,6 @@ class Joined:
             products.pop(self)
         part: Tensor = result.split(self.sizes, dim=-1)[place]
         return part
-
-
-class _Part(nn.Module):
-    """One of the products of a :class:`Joined`, in the place of a linear layer."""
-
-    def __init__(self, joined: Joined, place: int) -> None:
-        super().__init__()
-        self._joined, self._place = joined, place
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self._joined.part(x, self._place)
 
 
 def _takes_gelu(product: Any) -> bool:
@@ -230,18 +229,12 @@ def _packs(weight: Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-class _Product(nn.Module):
+def _product(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     """A linear layer by oneDNN, with weights packed once."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        weight = layer.weight.detach().contiguous()
-        # 1024 rows are a hint for the layout, not a limit
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1024)
-        self._bias = layer.bias
-
-    def forward(self, x: Tensor) -> Any:
-        return _by_onednn(x, self._packed, self._bias)
+    weight = layer.weight.detach().contiguous()
+    # 1024 rows are a hint for the layout, not a limit
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 1024)
+    return partial(_by_onednn, weight=packed, bias=layer.bias)
 
 
 class LinearToTrain(nn.Linear):
@@ -353,14 +346,3 @@ class _Int8Product(nn.Module):
         return torch.ops.onednn.qlinear_pointwise(
             rounded, self._step, self._zero, *weights, 1.0, 0, torch.float32, "none", [], ""
         )
-
-
-class _Gelu(nn.Module):
-    """GELU in place, in one of the forms of :data:`GELU`."""
-
-    def __init__(self, form: str) -> None:
-        super().__init__()
-        self._form = form
-
-    def forward(self, x: Tensor) -> Any:
-        return torch.ops.aten.gelu_(x, approximate=self._form)
