@@ -356,7 +356,7 @@ class FineTuned(NamedTuple):
         # models of one fold stand together, and have the same records
         folds, choosing = folds[::size], folds[0].choosing
         every = [results[start : start + size] for start in range(0, len(results), size)]
-        deciding = np.array([_mean(members, "threshold_proba") for members in every])
+        deciding = np.array([_mean(members, "choosing") for members in every])
         held_out = np.array([np.isin(choosing, fold.held_out) for fold in folds])
         y, decision = target.y[choosing], self.options.decision
         chosen, final = choose_thresholds(decision, y, deciding, held_out)
@@ -365,10 +365,10 @@ class FineTuned(NamedTuple):
         # are no inner predictions of it
         each = zip(folds, every, deciding, ~held_out, chosen, strict=True)
         for fold, members, proba, seen, threshold in each:
-            inner = [*_mean(members, "valid_proba"), *proba[seen]]
+            inner = [*_mean(members, "valid"), *proba[seen]]
             fits.append(
                 FoldFit(
-                    proba=_mean(members, "proba"),
+                    proba=_mean(members, "held_out"),
                     model=members,
                     inner=(np.concatenate([fold.valid, choosing[seen]]), np.array(inner))
                     if len(fold.valid)
@@ -378,7 +378,7 @@ class FineTuned(NamedTuple):
             )
         return Fits(
             folds=fits,
-            test=_mean(results, "test_proba") if problem.test else None,
+            test=_mean(results, "test") if problem.test else None,
             threshold=final,
             cost=Cost(
                 fit_seconds=sum(result.fit_seconds for result in results)
@@ -517,7 +517,7 @@ class FineTuned(NamedTuple):
         decision, seeds = self.options.decision, self.options.seeds
         beta, scores = decision.beta if decision else None, dict[str, tuple[float, ...]]()
         for member in range(seeds if seeds > 1 else 0):
-            alone = [fit._replace(proba=np.array(fit.model[member].proba)) for fit in fits]
+            alone = [fit._replace(proba=_mean([fit.model[member]], "held_out")) for fit in fits]
             predictions = problem.held_out(alone)
             for name, metric in metrics_of(predictions, beta=beta).items():
                 scores[name] = (*scores.get(name, ()), metric.value(len(predictions.row)))
@@ -525,8 +525,8 @@ class FineTuned(NamedTuple):
 
 
 def _mean(results: Sequence[FoldResult], name: str) -> Float64:
-    """The mean of several models' predictions ``name``."""
-    return np.asarray(np.mean([getattr(result, name) for result in results], axis=0), np.float64)
+    """The mean of several models' predictions of a subset."""
+    return np.asarray(np.mean([result.proba[name] for result in results], axis=0), np.float64)
 
 
 def _texts(units: Units) -> TokenizedTexts:
@@ -567,13 +567,14 @@ def _predict(fold: Fold, model: EncoderWithHead, result: FoldResult, problem: Pr
     # the held-out records alone: how many others are predicted depends on options, and costs are
     # compared
     started = time.process_time()  # what else the machine does is no cost of the method
-    result.proba = proba(fold.held_out)
+    result.proba["held_out"] = proba(fold.held_out)
     result.predict_seconds = time.process_time() - started
-    result.valid_proba, result.threshold_proba = proba(fold.valid), proba(fold.choosing)
+    result.proba |= {"valid": proba(fold.valid), "choosing": proba(fold.choosing)}
     if test is not None and test.content is None:
-        result.test_proba = proba(problem.split.test)
+        result.proba["test"] = proba(problem.split.test)
     elif test is not None:  # of another corpus, of which all words have a label or none has one
-        result.test_proba = outputs(test.units.inputs(np.arange(len(test.units)))).tolist()
+        texts = test.units.inputs(np.arange(len(test.units)))
+        result.proba["test"] = outputs(texts).tolist()
 
 
 def history_of(log: Sequence[dict[str, Any]], done: float) -> tuple[dict[str, float], ...]:

@@ -143,10 +143,8 @@ class FoldResult:
     fit_seconds: float
     parameters: int
     predict_seconds: float = 0.0
-    proba: list[Any] = field(default_factory=list)  # of the held-out records
-    test_proba: list[Any] = field(default_factory=list)
-    valid_proba: list[Any] = field(default_factory=list)  # of the records that chose the epoch
-    threshold_proba: list[Any] = field(default_factory=list)  # of all that choose thresholds
+    proba: dict[str, list[Any]] = field(default_factory=dict)
+    """By the name of the subset in :class:`Fold`, and those of the test set as ``test``."""
 
 
 def train_fold(
