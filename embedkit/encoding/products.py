@@ -1,9 +1,9 @@
 """The matrix products of the packed forward, which take the places of a model's linear layers.
 
     nn.Linear --hasten--> _product      fp32: weights laid out once as the processor wants them
-                          _GeluProduct  bf16 on CUDA: the GELU behind a product is part of it
+                          _gelu_product bf16 on CUDA: the GELU behind a product is part of it
                           Joined        CUDA: query, key and value are one product of three parts
-    _product --calibrate-> _Int8Product int8: inputs and weights in 8 bits, sums in 32
+    _product --calibrate-> _int8_product int8: inputs and weights in 8 bits, sums in 32
     nn.Linear ----------> LinearToTrain fine-tuning: the same products, and their gradients
 
 Two things are notable. First, a product over 31 rows may sum in another order than one over 32:
@@ -118,19 +118,19 @@ def hasten(module: nn.Module, *, join: bool = False) -> None:
             # the activation becomes an identity and keeps its place, since the parent calls it by
             # name
             if type(activation).__name__ in GELU and _takes_gelu(product):
-                setattr(parent, pair[0], _GeluProduct(product))
+                setattr(parent, pair[0], _computing(_gelu_product(product)))
                 setattr(parent, pair[1], nn.Identity())
         for name, child in list(parent.named_children()):
             # ranges that calibrate() has left on the layer: int8 was asked for
             if seen := vars(child).get("seen"):
-                setattr(parent, name, _Int8Product(child, *seen))
+                setattr(parent, name, _computing(_int8_product(child, *seen)))
             elif type(child) is nn.Linear and _packs(child.weight):
                 setattr(parent, name, _computing(_product(child)))
             elif form := GELU.get(type(child).__name__):
                 in_place = partial(torch.ops.aten.gelu_, approximate=form)
                 setattr(parent, name, _computing(in_place))
             elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "weight"):
-                setattr(parent, name, _RMSNorm(child))
+                setattr(parent, name, _computing(_rms_norm(child)))
 
 
 def _computing(function: Callable[[Tensor], Any]) -> nn.Module:
@@ -180,44 +180,39 @@ def _takes_gelu(product: Any) -> bool:
     return plain and product.weight.dtype == torch.bfloat16
 
 
-class _GeluProduct(nn.Module):
+def _gelu_product(layer: Any) -> Callable[[Tensor], Tensor]:
     """A linear layer and its GELU in one kernel of cuBLASLt: an eighth of a forward is saved.
 
     Its GELU is the form with tanh, up to 5e-4 from the other one: less than bf16 rounds, and it is
     applied to sums that were not rounded before. Vectors come no further from fp32 than those of
     two kernels (``benchmarks.gpu --only correctness``); in fp16 they would.
     """
+    # a transposed view, as addmm takes its second matrix, without a copy
+    weight, bias = layer.weight.detach().t(), layer.bias.detach()
 
-    def __init__(self, layer: Any) -> None:
-        super().__init__()
-        # a transposed view, as addmm takes its second matrix, without a copy
-        self._weight, self._bias = layer.weight.detach().t(), layer.bias.detach()
-
-    def forward(self, x: Tensor) -> Tensor:
-        rows = torch.ops.aten._addmm_activation(
-            self._bias, x.flatten(0, -2), self._weight, use_gelu=True
-        )
+    def compute(x: Tensor) -> Tensor:
+        rows = torch.ops.aten._addmm_activation(bias, x.flatten(0, -2), weight, use_gelu=True)
         return rows.view(*x.shape[:-1], -1)  # type: ignore[no-any-return]
 
+    return compute
 
-class _RMSNorm(nn.Module):
+
+def _rms_norm(norm: Any) -> Callable[[Tensor], Tensor]:
     """Root mean square normalisation in one kernel, where transformers launches six.
 
     Some families, such as Gemma, store weights less one: a new norm of theirs has zeros. In half
     precision 1 + weight would lose digits, so that they are multiplied in fp32, as there.
     """
+    eps = getattr(norm, "variance_epsilon", None) or norm.eps
+    # found by making a new norm of width 1: its weights are zeros where 1 is added, else ones
+    less_one = not type(norm)(1).weight.detach().any()
+    weight = 1 + norm.weight.detach().float() if less_one else norm.weight.detach()
 
-    def __init__(self, norm: Any) -> None:
-        super().__init__()
-        self._eps = getattr(norm, "variance_epsilon", None) or norm.eps
-        # found by making a new norm of width 1: its weights are zeros where 1 is added, else ones
-        self._less_one = not type(norm)(1).weight.detach().any()
-        weight = norm.weight.detach()
-        self._weight = 1 + weight.float() if self._less_one else weight
+    def compute(x: Tensor) -> Tensor:
+        widened = x.float() if less_one else x
+        return rms_norm(widened, weight.shape, weight, eps).type_as(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        widened = x.float() if self._less_one else x
-        return rms_norm(widened, self._weight.shape, self._weight, self._eps).type_as(x)
+    return compute
 
 
 def _packs(weight: Tensor) -> bool:
@@ -310,39 +305,37 @@ def calibrate(plain: PlainModel, tokenizer: TextTokenizer) -> None:
         hook.remove()
 
 
-class _Int8Product(nn.Module):
+def _int8_product(layer: Any, low: Tensor, high: Tensor) -> Callable[[Tensor], Any]:
     """A linear layer in 8 bits, exact in its integers: a row's result depends on that row alone.
 
     Inputs have 8 bits of one fixed range, weights 7 of a range for each output: with 8 bits, the
     sums of processors without VNNI would overflow. Before, wide inputs are divided by a factor and
     their weights multiplied by it (SmoothQuant, Xiao et al., 2023).
     """
+    weight = layer.weight.detach()
+    # low is at most 0 and high at least 0, so that this is the largest absolute input
+    widest = torch.maximum(-low, high).clamp(min=1e-6)
+    factor = widest**_SMOOTH / weight.abs().amax(0).clamp(min=1e-6) ** (1 - _SMOOTH)
+    weight = weight * factor
+    # 63 and not 127: seven bits, one step for each output
+    steps = weight.abs().amax(1).clamp(min=1e-12) / 63
+    rounded = (weight / steps[:, None]).round().to(torch.int8)
+    packed = torch.ops.onednn.qlinear_prepack(rounded, None)
+    lowest, highest = float((low / factor).min()), float((high / factor).max())
+    step = max((highest - lowest) / 255, 1e-12)
+    # the integer that stands for 0.0 of the input; weights are symmetric, their zeros are 0
+    zero, zeros = round(-lowest / step), torch.zeros(len(weight)).long()
+    # division by the factor, scaling and shift are one multiplication and one addition
+    shift, inverse = torch.tensor(_LARGE + zero), 1 / (factor * step)
+    weights = packed, steps, zeros, layer.bias
 
-    def __init__(self, layer: Any, low: Tensor, high: Tensor) -> None:
-        super().__init__()
-        weight = layer.weight.detach()
-        # low is at most 0 and high at least 0, so that this is the largest absolute input
-        widest = torch.maximum(-low, high).clamp(min=1e-6)
-        factor = widest**_SMOOTH / weight.abs().amax(0).clamp(min=1e-6) ** (1 - _SMOOTH)
-        weight = weight * factor
-        # 63 and not 127: seven bits, one step for each output
-        self._steps = weight.abs().amax(1).clamp(min=1e-12) / 63
-        rounded = (weight / self._steps[:, None]).round().to(torch.int8)
-        self._packed = torch.ops.onednn.qlinear_prepack(rounded, None)
-        lowest, highest = float((low / factor).min()), float((high / factor).max())
-        self._step = max((highest - lowest) / 255, 1e-12)
-        # the integer that stands for 0.0 of the input; weights are symmetric, their zeros are 0
-        self._zero, self._zeros = round(-lowest / self._step), torch.zeros(len(weight)).long()
-        # division by the factor, scaling and shift are one multiplication and one addition
-        self._shift, self._inverse = torch.tensor(_LARGE + self._zero), 1 / (factor * self._step)
-        self._bias = layer.bias
-
-    def forward(self, x: Tensor) -> Any:
+    def compute(x: Tensor) -> Any:
         # adding 2**23 rounds to even, as round() does, and puts the integer into the low bits;
         # to(uint8) takes the lowest eight. In half the time of round(), clamp and conversion
-        moved = torch.addcmul(self._shift, x, self._inverse).clamp_(_LARGE, _LARGE + 255)
+        moved = torch.addcmul(shift, x, inverse).clamp_(_LARGE, _LARGE + 255)
         rounded = moved.view(torch.int32).to(torch.uint8)
-        weights = self._packed, self._steps, self._zeros, self._bias
         return torch.ops.onednn.qlinear_pointwise(
-            rounded, self._step, self._zero, *weights, 1.0, 0, torch.float32, "none", [], ""
+            rounded, step, zero, *weights, 1.0, 0, torch.float32, "none", [], ""
         )
+
+    return compute

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from embedkit.encoding.encoder import Encoder
-from embedkit.encoding.products import _Int8Product
+from embedkit.encoding.products import _int8_product
 from embedkit.errors import UsageError
 from tests.models import TEXTS, EncoderOf, Tiny, distance
 from tests.processes import ROOT, program
@@ -26,7 +26,7 @@ def wrong_sums(width: int) -> int:
     x = torch.randint(0, 256, (64, width), generator=generator)
     x[:32] = 255
     with torch.inference_mode():
-        result = _Int8Product(layer, torch.zeros(width), torch.full((width,), 255.0))(x.float())
+        result = _int8_product(layer, torch.zeros(width), torch.full((width,), 255.0))(x.float())
     return int((~result.isclose((x @ steps.T).float(), rtol=1e-5, atol=0.5)).sum())
 
 
