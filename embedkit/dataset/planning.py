@@ -186,7 +186,7 @@ def _job_settings(
 def _check_dims(dims: int, narrowest: int, checkpoint: Checkpoint) -> None:
     if dims > narrowest:
         raise UsageError(f"the vectors have {narrowest} coordinates.", dims=dims)
-    if not checkpoint.definition.declared_dims:
+    if not (checkpoint.definition.dims or checkpoint.config.get("matryoshka_dimensions")):
         logger.info(
             f"dims: {checkpoint.name} does not say that its first coordinates are vectors too "
             "(Matryoshka); compare results with and without"

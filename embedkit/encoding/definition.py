@@ -111,7 +111,6 @@ class Definition:
     modules: tuple[SentenceModule, ...] = ()
     prompts: dict[str, str] = field(default_factory=dict)
     dims: int | None = None  # only so many of its first coordinates
-    declared_dims: bool = False  # whether its first coordinates are said to be vectors too
     similarity: str = "cosine"
     problem: str = ""
 
@@ -219,7 +218,6 @@ def defined_by(
             tuple(modules),
             prompts,
             general.get("truncate_dim"),
-            declared_dims=bool(general.get("truncate_dim") or config.get("matryoshka_dimensions")),
             similarity=general.get("similarity_fn_name") or "cosine",
             problem=", ".join(problems),
         ),

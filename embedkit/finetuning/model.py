@@ -244,9 +244,11 @@ def tokenized(units: Units, tokenizer: TextTokenizer, settings: TokenizerSetting
     about: dict[str, Any] = {"settings": settings, "offsets": spans is not None, "words": spans}
     texts = tokenizer.encode(records.column("text"), pairs, **about)
     records = replace(records, inputs=texts.__getitem__)
-    # words that have a token, by record and number
-    place, word = labelled_units(texts)
-    return records if word is None else units.at(place, word).within(records)
+    if texts.word is None:
+        return records
+    # words that have a token: others were cut
+    _, _, row, word, _ = word_tokens(texts)
+    return units.at(row, word.astype(np.int64)).within(records)
 
 
 def n_seen(texts: TokenizedTexts) -> Int64:
@@ -285,17 +287,6 @@ def padded(texts: TokenizedTexts) -> dict[str, torch.Tensor]:
     return batch
 
 
-def labelled_units(texts: TokenizedTexts) -> tuple[Int64, Int64 | None]:
-    """Return the number of the text, and of the word in it, of all that can have a label.
-
-    These are the texts, or the words that have a token: others were cut.
-    """
-    if texts.word is None:
-        return np.arange(len(texts)), None
-    _, _, row, word, _ = word_tokens(texts)
-    return row, word.astype(np.int64)
-
-
 def predict_logits(
     model: PreTrainedModel,
     texts: TokenizedTexts,
@@ -312,8 +303,9 @@ def predict_logits(
         takes.discard("token_type_ids")
     # a checkpoint of transformers has num_labels; in our own configuration n_outputs stands for it
     width = getattr(model.config, "n_outputs", None) or model.config.num_labels
-    # rows of the result that belong to each text: one, or one for each of its words
-    ends = ends_of(np.bincount(labelled_units(texts)[0], minlength=len(texts)))
+    # rows of the result that belong to each text: one, or one for each of its words with a token
+    text = np.arange(len(texts)) if texts.word is None else word_tokens(texts)[2]
+    ends = ends_of(np.bincount(text, minlength=len(texts)))
     result = torch.zeros(int(ends[-1]), width, device=device)  # fetched once, at the end
     lengths = n_seen(texts)
     # the longest first: it is the width of its batch, and memory runs out at once or not at all

@@ -424,14 +424,8 @@ def _drawn(
         unit = unit_rows(load(dataset, views[number]).reader.vectors_at(indices))
         progress(Progress("finding neighbours", 0))
         near = nearest_points(unit, ATTRACTING)
-        points = lay_out(
-            unit,
-            near,
-            method=method,
-            before=None if previous is None else drawn[previous][1],
-            seed=seed,
-            after=after,
-        )
+        before = None if previous is None else drawn[previous][1]
+        points = lay_out(unit, near, method=method, before=before, seed=seed, after=after)
         view = views[number]
         same, title = _same_label(near, label, view)
         row = {
