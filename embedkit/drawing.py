@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from markupsafe import Markup
 
@@ -73,25 +73,14 @@ class Scene:
             values["stroke-dasharray"] = "4 4"
         self.items.append(("polyline", values | _opacity("stroke", opacity), ""))
 
-    def area(self, *points: Point, colour: str, opacity: float, **further: str) -> None:
-        """Fill a polygon, which may have ``further`` attributes."""
+    def area(self, *points: Point, colour: str, opacity: float = 1, **further: str) -> None:
+        """Fill a polygon, which may have ``further`` attributes, such as a ``stroke``."""
         values = {"points": _points(points), "fill": colour} | _opacity("fill", opacity)
         self.items.append(("polygon", values | further, ""))
 
-    def box(
-        self,
-        x: float,
-        y: float,
-        width: float,
-        height: float,
-        *,
-        colour: str,
-        opacity: float = 1,
-        **further: str,
-    ) -> None:
-        """Fill a rectangle, which may have ``further`` attributes, such as a ``stroke``."""
-        corners = ((x, y), (x + width, y), (x + width, y + height), (x, y + height))
-        self.area(*corners, colour=colour, opacity=opacity, **further)
+    def box(self, x: float, y: float, width: float, height: float, **paint: Any) -> None:
+        """Fill a rectangle, painted as :meth:`area`."""
+        self.area((x, y), (x + width, y), (x + width, y + height), (x, y + height), **paint)
 
     def mark(
         self, x: float, y: float, style: int, *, radius: float = 5.5, opacity: float = 1
