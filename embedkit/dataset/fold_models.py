@@ -224,11 +224,5 @@ def load_encoder(model: str, **settings: Any) -> Encoder:
     if settings.get("max_length") is None:
         settings["max_length"] = seen.tokens.max_length
     storage.check_files(Path(model), ["model"], advice="Make the run again.")
-    folders = {name: Path(model) / "model" / name for name in seen.models.models}
-    return FoldEncoder(
-        model,
-        folders,
-        fold_of_model=seen.models.fold_of_model,
-        prefix=seen.tokens.prefix,
-        **settings,
-    )
+    folds = dict(zip(seen.models.models, seen.models.fold_of_model, strict=True))
+    return FoldEncoder(model, folds, seen.tokens.prefix, **settings)

@@ -25,35 +25,26 @@ from embedkit.types import Float32, Int64, Reloaded
 class FoldEncoder(Encoder):
     """The encoders of a fine-tuned run, all in memory, with one tokenizer.
 
-    It is the encoder of the first of the ``folders``, beside which it holds the others.
-    ``fold_of_model`` is the fold that each of them was not trained on.
+    It is the encoder of the first of its models, beside which it holds the others. ``folds`` are
+    the names of the models, each with the fold that it was not trained on.
     """
 
-    def __init__(
-        self,
-        name: str,
-        folders: Mapping[str, Path],
-        *,
-        fold_of_model: Sequence[int],
-        prefix: str,
-        precision: str | None = None,
-        **settings: Any,
-    ) -> None:
-        first, *others = folders.values()
-        super().__init__(first, precision=precision, **settings)
-        about = {"name": name, "folders": folders, "fold_of_model": fold_of_model, "prefix": prefix}
-        Reloaded.__init__(self, {**about, "precision": precision, **settings})
+    def __init__(self, run: str, folds: Mapping[str, int], prefix: str, **settings: Any) -> None:
+        first, *others = (Path(run) / "model" / model for model in folds)
+        super().__init__(first, **settings)
+        Reloaded.__init__(self, {"run": run, "folds": folds, "prefix": prefix, **settings})
         # what the first one resolved "auto" to, so that no vector mixes precisions
-        self._others = [Encoder(f, precision=self.precision, **settings) for f in others]
-        self._fold_of_model = tuple(fold_of_model)
+        settings["precision"] = self.precision
+        self._others = [Encoder(folder, **settings) for folder in others]
+        self._fold_of_model = tuple(folds.values())
         # the weights of all folds shape the vectors, so that all are part of the identity
         hashes = {
             f"{model}/{file}": value
-            for model, encoder in zip(folders, (self, *self._others), strict=True)
+            for model, encoder in zip(folds, (self, *self._others), strict=True)
             for file, value in encoder.checkpoint.sha256.items()
         }
         self.checkpoint = replace(
-            self.checkpoint, name=name, source="run", sha256=hashes, prefix=prefix
+            self.checkpoint, name=run, source="run", sha256=hashes, prefix=prefix
         )
 
     def start_shard(
