@@ -441,36 +441,36 @@ class FineTuned(NamedTuple):
         # Lines of earlier folds are kept
         storage.write_sums(folder, storage.file_sums(folder, torn=True) | written)
 
-    def write(self, problem: Problem, fits: Fits) -> None:
-        """Write the log of the training, and which model has not seen which record."""
+    def write(self, problem: Problem, fits: Fits) -> dict[str, Any]:
+        """Write the log of the training, and which model has not seen which record.
+
+        Return what ``run.json`` says of the method, and of its models.
+        """
         units, target, split, _ = problem
-        logs = [result.log for fit in fits.folds for result in fit.model]
-        seeds = self.options.seeds
+        options, texts, seeds = self.options, _texts(units), self.options.seeds
+        # fold after fold
+        results = [result for fit in fits.folds for result in fit.model]
+        names = tuple(model_name(*divmod(number, seeds)) for number in range(len(results)))
         lines = [
             {"fold": number // seeds} | ({"member": number % seeds} if seeds > 1 else {}) | line
-            for number, log in enumerate(logs)
-            for line in log
+            for number, result in enumerate(results)
+            for line in result.log
         ]
         content = "".join(json.dumps(line) + "\n" for line in lines)
         storage.write_durably(self.folder / "training.jsonl", content.encode())
-        draw_training(self.folder, logs, metric="macro-F1" if target.classes else "R²")
+        metric = "macro-F1" if target.classes else "R²"
+        draw_training(self.folder, [result.log for result in results], metric=metric)
         # of words the folds are those of their records
         of_records = split if split.records is None else split.records
         models = FoldRecord(
-            models=self._models(split),
+            models=names,
             fold_of_model=tuple(np.repeat(np.arange(split.n_folds), seeds).tolist()),
             split=split.fingerprint,
         )
         unseen = np.where(of_records.folds == UNUSED, TEST, of_records.folds)  # of no model
         columns = of_records.row, units.records.key, unseen
         SeenRecords(self.folder, models, self.tokens, units.source, *columns).write()
-
-    def content(self, problem: Problem, fits: Fits) -> dict[str, Any]:
-        """Return what ``run.json`` says of the method, and of its models."""
-        options, texts = self.options, _texts(problem.units)
         settings = asdict(options) | {"head_learning_rate": options.head_rate}
-        results = [result for fit in fits.folds for result in fit.model]
-        names = self._models(problem.split)
         # epochs are counted on from those of the earlier run
         past = {} if self.earlier is None else self.earlier[1].history
         done = {name: past[name][-1]["epoch"] if past.get(name) else 0.0 for name in names}
@@ -504,11 +504,6 @@ class FineTuned(NamedTuple):
                 "tokens_all": int(texts.n_tokens.sum()),
             },
         }
-
-    def _models(self, split: Split) -> tuple[str, ...]:
-        """The names of the models, fold after fold."""
-        seeds = range(self.options.seeds)
-        return tuple(model_name(fold, seed) for fold in range(split.n_folds) for seed in seeds)
 
     def _seed_scores(
         self, problem: Problem, fits: Sequence[FoldFit]

@@ -137,7 +137,7 @@ def finetune(
     with resumable_run(out, method.identity(problem), overwrite=overwrite) as folder:
         method = method._replace(folder=folder)
         predictions, fits = cross_validate(method, problem, progress=progress)
-        method.write(problem, fits)
+        written = method.write(problem, fits)
         on_device = where.type == "cuda"
         peak = (
             torch.cuda.max_memory_allocated(where) if on_device else peak_memory_since(peak_before)
@@ -150,7 +150,7 @@ def finetune(
             decision=options.decision,
             dataset=_corpus_content(problem.units, method),
             cost=replace(fits.cost, peak_memory_bytes=peak),
-            **method.content(problem, fits),
+            **written,
         )
     return RunResult(out, content, sum(data.rejected.values()))
 
