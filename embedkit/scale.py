@@ -97,11 +97,7 @@ def run_locally(
                 # the process was killed, by the system for lack of memory as a rule: a new one
                 # takes its place for the next task, and this one is tried again, after all others
                 except BrokenProcessPool:
-                    ends[task] += 1
-                    if ends[task] < ATTEMPTS:
-                        todo.append(task)
-                    else:
-                        yield task, None
+                    yield from _ended(task, todo, ends)
         for pool in pools:
             pool.shutdown()
     finally:
@@ -111,6 +107,15 @@ def run_locally(
             for process in list((pool._processes or {}).values()):
                 process.terminate()
             pool.shutdown(cancel_futures=True)
+
+
+def _ended(task: T, todo: deque[T], ends: Counter[T]) -> Iterator[tuple[T, None]]:
+    """Try a task that has ended its process again, after all others, or give it up."""
+    ends[task] += 1
+    if ends[task] < ATTEMPTS:
+        todo.append(task)
+    else:
+        yield task, None
 
 
 def _worker(shared: Any, threads: int) -> ProcessPoolExecutor:
@@ -253,11 +258,7 @@ def run_on_ray(
                 except ray.exceptions.RaySystemError:
                     raise
                 except ray.exceptions.RayError:  # its process was killed
-                    ends[task] += 1
-                    if ends[task] < ATTEMPTS:
-                        todo.append(task)
-                    else:
-                        yield task, None
+                    yield from _ended(task, todo, ends)
     finally:
         for reference in running:  # if the caller stops
             ray.cancel(reference)

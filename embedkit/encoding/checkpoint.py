@@ -194,10 +194,6 @@ class Checkpoint:
         """True if the weights are in ``.bin`` files."""
         return self.weights[0].endswith(".bin")
 
-    def side_json(self, name: str, kind: Any = dict[str, Any]) -> dict[str, Any]:
-        """Content of a JSON file of the checkpoint, of a kind; empty where it is absent."""
-        return dict(read_data(self.transformer / name, kind))
-
     def built_config(self) -> Any:
         """The configuration of transformers; ``ModelError`` names the key that it refuses."""
         from transformers import AutoConfig

@@ -43,7 +43,7 @@ from embedkit.encoding.checkpoint import (
     find_checkpoint,
     quiet_transformers,
 )
-from embedkit.encoding.definition import AdapterConfig
+from embedkit.encoding.definition import AdapterConfig, read_data
 from embedkit.encoding.tokenizer import TextTokenizer, choose_max_length, load_tokenizer
 from embedkit.errors import DamagedModelError, ModelError, Option, UsageError, first_line
 from embedkit.scale import undisturbed
@@ -496,7 +496,7 @@ def _adapted(checkpoint: Checkpoint, model: Any) -> Any:
     import peft
 
     folder, file = str(checkpoint.transformer), checkpoint.adapter
-    kind = checkpoint.side_json("adapter_config.json", AdapterConfig).get("peft_type")
+    kind = read_data(Path(folder, "adapter_config.json"), AdapterConfig).get("peft_type")
     stated = f"adapter_config.json says peft_type={kind!r}"
     if kind not in peft.PeftType.__members__:
         raise ValueError(f"{stated}, which the installed peft does not have")

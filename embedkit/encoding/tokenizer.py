@@ -42,7 +42,7 @@ from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.encoding import inventory
 from embedkit.encoding.casing import cased_normalizer, casing_of, lower_case, restore_case
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
-from embedkit.encoding.definition import TokenizerConfig, bounded
+from embedkit.encoding.definition import TokenizerConfig, bounded, read_data
 from embedkit.encoding.windows import (
     TokenizedTexts,
     TokenizerSettings,
@@ -85,9 +85,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> TextTokenizer:
         raise ModelError(f"{checkpoint.name}: {folder} holds no tokenizer ({kinds}).")
     # what sentence-transformers would pass to the loader; it wins over tokenizer_config.json
     options = inventory.options_of(checkpoint.sentence, "processor_kwargs")
-    settings = {**checkpoint.side_json("tokenizer_config.json", TokenizerConfig), **options}
+    settings = {**read_data(folder / "tokenizer_config.json", TokenizerConfig), **options}
     # raises a clear error if it is damaged
-    whole = bounded(checkpoint.side_json("tokenizer.json"), checkpoint.name)
+    whole = bounded(read_data(folder / "tokenizer.json"), checkpoint.name)
     casing = {} if whole else casing_of(checkpoint, settings)
     from transformers import AutoTokenizer
 

@@ -22,6 +22,7 @@ from torch.torch_version import TorchVersion
 
 from embedkit.choices import DEFAULT_MODEL
 from embedkit.encoding.checkpoint import FAMILIES, find_checkpoint
+from embedkit.encoding.definition import read_data
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.tokenizer import choose_max_length
 from embedkit.encoding.windows import TokenizerSettings
@@ -275,8 +276,8 @@ def test_packaged(name: str) -> None:
     found = find_checkpoint(name, offline=True)
     assert (found.source, found.revision, found.name) == ("package", None, name)
     assert (found.n_layers, found.width, found.positions) == (6, 384, 512)
-    assert found.side_json("sentence_bert_config.json")["max_seq_length"] == 256
-    assert found.side_json("no_such.json") == {}
+    assert read_data(found.transformer / "sentence_bert_config.json")["max_seq_length"] == 256
+    assert read_data(found.transformer / "no_such.json") == {}
 
 
 @pytest.fixture
