@@ -200,7 +200,7 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
         logger.info(Message(f"vectors of whole words, with particles and marks; {tokens}: without"))
     tables = layer_tables(data, kind, rows=np.unique([use.row for use in uses]))
     none = f"{word!r} has no token in {data.path}, or stands where its texts were cut."
-    return _means(uses, tables, none=none, data=data)
+    return _means(uses, tables, none=none)._replace(data=data)
 
 
 def uses_in_texts(
@@ -247,9 +247,7 @@ def _find_uses(
     return uses
 
 
-def _means(
-    uses: Sequence[Use], tables: Iterable[Lines], *, none: str, data: VectorData | None = None
-) -> UseVectors:
+def _means(uses: Sequence[Use], tables: Iterable[Lines], *, none: str) -> UseVectors:
     """The uses that lines touch, with the means over these; an error ``none`` without any.
 
     A record may continue in the next table.
@@ -277,7 +275,7 @@ def _means(
         raise UsageError(none)
     kept, each = tuple(compress(uses, covered)), counts[covered, None]
     means = {name: np.asarray(total[covered] / each, np.float32) for name, total in sums.items()}
-    return UseVectors(kept, means, len(uses) - len(kept), data)
+    return UseVectors(kept, means, len(uses) - len(kept))
 
 
 def layer_tables(data: VectorData, kind: str, *, rows: Int64) -> Iterator[Lines]:

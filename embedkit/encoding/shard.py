@@ -84,7 +84,7 @@ def queue_shard(
     model: Model, texts: TokenizedTexts, request: Request, batch_tokens: int, on_tokens: OnTokens
 ) -> PendingShard:
     """Send a shard to the device and queue its batches; on CPU they have run when it returns."""
-    shard = _Shard(model, texts, request, on_tokens)
+    shard = _Shard(model, texts, request)
     try:
         nbytes = shard.send()
     except (MemoryError, RuntimeError) as error:
@@ -96,13 +96,12 @@ def queue_shard(
             f"{len(texts):,} texts. Use fewer views or layers, or another device."
         ) from error
     if request.layers:
-        shard.run_all(batch_tokens)
-    launched: torch.cuda.Event | None = None
+        shard.run_all(batch_tokens, on_tokens)
     if model.device.type == "cuda":
         # marks the end of this shard's work in the queue; result() waits for it and not for later
         # ones
-        launched = torch.cuda.current_stream(model.device).record_event()
-    return PendingShard(nbytes, partial(shard.result, launched))
+        shard.launched = torch.cuda.current_stream(model.device).record_event()
+    return PendingShard(nbytes, shard.result)
 
 
 T = TypeVar("T")
@@ -124,11 +123,10 @@ def _threads_kept() -> Callable[[], object]:
 class _Shard:
     """The windows of a shard in the order in which they run, and where their vectors go."""
 
-    def __init__(
-        self, model: Model, texts: TokenizedTexts, request: Request, on_tokens: OnTokens
-    ) -> None:
+    launched: torch.cuda.Event | None = None  # on a GPU
+
+    def __init__(self, model: Model, texts: TokenizedTexts, request: Request) -> None:
         self._model, self._texts, self._request = model, texts, request
-        self._on_tokens = on_tokens
         # tokens that mean and max count, each in one window of its text only
         every = request.special_tokens
         self._counted = texts.owned if every else texts.owned & (texts.segment[texts.seen] >= 0)
@@ -177,7 +175,7 @@ class _Shard:
         self._tokens = _block(len(texts.ids), widths, model.device)
         return sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
 
-    def run_all(self, batch_tokens: int) -> None:
+    def run_all(self, batch_tokens: int, on_tokens: OnTokens) -> None:
         """Run all batches; on CPU side by side, which is faster than several threads in each."""
         model, threads = self._model, torch.get_num_threads()
         on_cpu = model.device.type == "cpu"
@@ -212,7 +210,7 @@ class _Shard:
             # map is lazy and the pool is not; both give results in the order of batches
             done = run(lambda batch: self._run(*batch), batches)
             for (start, stop), _ in zip(batches, done, strict=True):
-                self._on_tokens(int(self._begins[stop] - self._begins[start]))
+                on_tokens(int(self._begins[stop] - self._begins[start]))
 
     def _run(self, start: int, stop: int) -> None:
         """Run one batch; halve it by sequences if memory runs out."""
@@ -280,10 +278,10 @@ class _Shard:
 
         self._model.forward(batch, request.layers, on_layer, first_only=request.first_only)
 
-    def result(self, launched: torch.cuda.Event | None) -> ShardVectors:
+    def result(self) -> ShardVectors:
         """Wait for the vectors."""
-        views = self._fetched(self._vectors, launched)
-        tokens = self._fetched(self._tokens, launched)
+        views = self._fetched(self._vectors)
+        tokens = self._fetched(self._tokens)
         # windows that did not run take the vectors of the first equal one, here and below
         repeated = np.flatnonzero(self._first != np.arange(len(self._first)))
         first = self._first[repeated]
@@ -300,18 +298,16 @@ class _Shard:
             views[view.name] = pooler.combine(values, begins, self._counts)
         return ShardVectors(views, tokens)
 
-    def _fetched(
-        self, matrices: dict[str, Tensor], launched: torch.cuda.Event | None
-    ) -> dict[str, Float32]:
+    def _fetched(self, matrices: dict[str, Tensor]) -> dict[str, Float32]:
         """Matrices as arrays, copied in parallel with the device's further work."""
-        if launched is None:
+        if self.launched is None:
             return {name: matrix.numpy() for name, matrix in matrices.items()}
         copies = {}
         # on a stream of its own: on the default one the copy would wait for the shards queued
         # behind
         stream = torch.cuda.Stream(self._model.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
-            stream.wait_event(launched)
+            stream.wait_event(self.launched)
             for name, matrix in matrices.items():
                 # pinned, since copies to other memory would wait in the driver
                 copies[name] = torch.empty_like(matrix, device="cpu", pin_memory=True)
