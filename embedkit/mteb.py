@@ -56,8 +56,8 @@ class Model:
         if not isinstance(model, Encoder):
             model = Encoder(model, revision=revision, device=device or "auto")
         # a view that is named may be one of a checkpoint whose own vector is not computed here
-        own = view is None or not model.checkpoint.definition.problem
-        pooling, self._unit = model.checkpoint.own_view(last_layer=own)
+        last_layer = view is None or not model.checkpoint.definition.problem
+        pooling, self._unit = model.checkpoint.own_view(last_layer=last_layer)
         default = f"{pooling}_-1" if pooling.has_layer else str(pooling)
         self.encoder, self.task = model, ""
         self.encode_by([view or default])
