@@ -386,14 +386,15 @@ class _Trained:
 
 
 def _is_checkpoint(name: str) -> bool:
-    """True if a name is a folder with ``config.json``, or a hub id.
+    """True if a name is a folder of a checkpoint, or a hub id; what it lacks is told by its reader.
 
     ``owner/name`` is a hub id where there is no folder ``owner``; else a run is missing in it.
     """
     path = Path(name)
     if path.exists():
         # a run is told first, by its run.json
-        return (path / "config.json").is_file() and not is_run(path)
+        files = ("config.json", "adapter_config.json", "modules.json")
+        return any((path / name).is_file() for name in files) and not is_run(path)
     return name.count("/") == 1 and name[0] not in "./~" and not path.parent.exists()
 
 

@@ -25,7 +25,7 @@ from embedkit.errors import ModelError, OutputExistsError, UsageError
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.model import is_plain_head, predict_logits, read_model, write_model
 from tests.finetune_fixtures import corpus_of, log_of, tuned, write_lines
-from tests.models import TEXTS, Tiny, build, check_near, plain_model, save_other, slow
+from tests.models import TEXTS, Tiny, build, check_near, plain_model, save_other, slow, state
 from tests.processes import command, succeed
 from tests.store_fixtures import tiny_model
 
@@ -291,7 +291,9 @@ def test_checkpoints_that_cannot_predict(tiny: Tiny, tmp_path: Path) -> None:
     several: dict[str, Any] = {"num_labels": 3, "problem_type": "multi_label_classification"}
     headless = classifier(bert, tmp_path / "headless", num_labels=2)
     shutil.copy(bert / "model.safetensors", headless)
+    state(tmp_path / "adapter/adapter_config.json", base_model_name_or_path="base")
     for folder, message in (
+        (tmp_path / "adapter", "It is an adapter for base alone"),
         (bert, "BertModel"),
         (classifier(bert, tmp_path / "several", **several), "multi_label"),
         (headless, r"classifier.bias"),
