@@ -20,7 +20,7 @@ import numpy as np
 
 from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
-from embedkit.corpus.plan import CorpusOptions, CorpusPlan, plan_corpus, plan_further, spans_of
+from embedkit.corpus.plan import CorpusOptions, CorpusPlan, names_texts, plan_further, spans_of
 from embedkit.corpus.records import CorpusReader, Record, check_spans, sentence_spans
 from embedkit.corpus.tables import BadRecordError
 from embedkit.dataset.encoders import encode_as
@@ -550,9 +550,12 @@ def _plan_as(
     # a file without a header, of other delimiters or a certain sheet has no option of predict; what
     # is no table tells its format itself
     dialect = names.get("dialect") or {}
-    dialect = dialect if dialect.get("format") in ("tsv", "csv", "sheet") else {}
-    name = content.dataset.names.inputs[0] if isinstance(content, PredictionRun) else ""
-    planned = partial(plan_further, files, dialect=dialect, name=name)
+    encoding = {name: dialect[name] for name in dialect if name == "encoding"}
+    tabular = dialect.get("format") in ("tsv", "csv", "sheet")
+    headed = not dialect.get("header", True) and names_texts(files, reading)
+    dialect = encoding if headed or not tabular else dialect
+    inputs = content.dataset.names.inputs if isinstance(content, PredictionRun) else ()
+    planned = partial(plan_further, files, dialect=dialect, name=next(iter(inputs), ""))
     # what the user names is not looked up
     roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
     named = {name: names.get(name) for name in roles}
@@ -566,7 +569,7 @@ def _plan_as(
                 logger.info(said)
             break
     else:
-        planned, columns = partial(plan_corpus, files), {}
+        columns, planned = {}, partial(planned, dialect=encoding)
         plan = planned(reading)
     spans, words = tuple(names.get("spans") or ()), getattr(content, "level", "") == "word"
     if words and spans and not reading.spans:

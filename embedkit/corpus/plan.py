@@ -273,28 +273,43 @@ def plan_further(
     columns that it does not have in the earlier one.
     """
     path, earlier = files[0].path, dialect.get("format")
+    encoding = options.given.get("encoding", dialect.get("encoding", "utf-8"))
     # what is UTF-8 is seen, and what else a file may be is not
-    encoding = "utf-8" if _is_utf8(path) else dialect.get("encoding", "utf-8")
-    encoding = options.given.get("encoding", encoding)
+    encoding = "utf-8" if encoding != "utf-8" and _is_utf8(path) else encoding
     options = dataclasses.replace(options, encoding=encoding)
+    as_earlier = dataclasses.replace(options, **{**dialect, "encoding": encoding})
     # the format of a file with a name like the earlier one was named then; what .txt is nobody
     # knows, but commas in its texts do not make it a table
     kind = "" if suffix_of(path) == suffix_of(Path(name)) else format_of_name(path)
     if kind in ("", earlier) or (earlier != "csv" and suffix_of(path) == ".txt"):
         with suppress(CorpusError):
-            return plan_corpus(
-                files, dataclasses.replace(options, **{**dialect, "encoding": encoding})
-            )
+            plan = plan_corpus(files, as_earlier)
+            # a single column is one in any dialect, and its own says more
+            if len(plan.columns) > 1 or earlier not in ("tsv", "csv"):
+                return plan
     # columns by number are those of a file without a header
     header = dialect.get("header", True) or earlier == "lines"
-    return plan_corpus(files, dataclasses.replace(options, header=header))
+    try:
+        return plan_corpus(files, dataclasses.replace(options, header=header))
+    except CorpusError:
+        if suffix_of(path) != ".txt":
+            raise
+    return plan_corpus(files, as_earlier)
+
+
+def names_texts(files: Sequence[InputFile], options: CorpusOptions) -> bool:
+    """Return whether a first line is a header, by a name that a column of texts usually has."""
+    with suppress(CorpusError):
+        plan = plan_corpus(files, options)
+        return plan.header and plan.text.lower() in _TEXT_NAMES
+    return False
 
 
 def _is_utf8(path: Path) -> bool:
-    """Whether a text begins in UTF-8, beyond ASCII: no other encoding gives that by chance."""
+    """Whether a text is UTF-8, by its first line beyond ASCII: by chance no other encoding is."""
     with suppress(CorpusError, UnicodeDecodeError), closing(Source(path)) as source:
-        # not to its end, where a character may be cut
-        return not codecs.getincrementaldecoder("utf-8")().decode(source.head()).isascii()
+        _ = next((line for line in source if not line.data.decode().isascii()), None)
+        return True
     return False
 
 

@@ -148,6 +148,7 @@ DIALECTS: list[dict[str, Any]] = [
     {"header": False},
     {"delimiter": "~"},
     {"encoding": "cp949"},
+    {"encoding": "utf-16"},
     {"sheet": "second"},
     {"sheet": "second", "header": False},
 ]
@@ -173,11 +174,28 @@ def test_predict_reads_the_dialect_of_the_run(tmp_path: Path, dialect: dict[str,
     rows.to_json(tmp_path / "c.jsonl", orient="records", lines=True)
     rows.to_csv(tmp_path / "c.csv", index=False, header=header)
     answers = set()
-    for file in (first, tmp_path / "c.jsonl", tmp_path / "c.csv"):
-        answer = tmp_path / f"{file.suffix[1:]}-answers.csv"
+    headed = tmp_path / "headed.tsv"
+    rows.set_axis(["id", "label", "text"], axis=1).to_csv(headed, sep="\t", index=False)
+    for file in (first, headed, tmp_path / "c.jsonl", tmp_path / "c.csv"):
+        answer = tmp_path / f"answers-{file.name}.csv"
         assert predict_file(tmp_path / "run", file, out=answer) == (16, "text", {})
         answers.add(answer.read_bytes())
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp949"])
+def test_the_encoding_of_another_file_is_seen_wherever_it_shows(
+    tmp_path: Path, encoding: str
+) -> None:
+    rows = pd.DataFrame({"text": [f"{text} 좋아요" for text in TEXTS * 2], "label": [0, 1] * 8})
+    rows.to_csv(tmp_path / "c.csv", index=False, encoding="cp949")
+    about: Any = {"features": "tfidf", "folds": 2, "encoding": "cp949"}
+    train(tmp_path / "c.csv", out=tmp_path / "run", **about)
+    late = pd.DataFrame({"text": ["an ordinary text of a review"] * 3000 + ["좋아요"]})
+    late.to_csv(tmp_path / "late.csv", index=False, encoding=encoding)
+    answers = tmp_path / "answers.csv"
+    done = predict_file(tmp_path / "run", tmp_path / "late.csv", out=answers)
+    assert done == (3001, "text", {})
 
 
 @pytest.mark.parametrize("name", ["new.tsv", "new.txt"])
@@ -195,7 +213,7 @@ def test_commas_of_texts_make_no_table_of_another_file(tmp_path: Path, name: str
     answer = tmp_path / "answers.tsv"
     assert predict_file(run.out, tmp_path / name, out=answer) == (16, "text", {})
     assert [*map(str, ids)] == pd.read_csv(answer, sep="\t", dtype=str)["id"].tolist()
-    assert [*map(int, ids)] == [*range(900, 916)] if "tsv" in name else range(16)
+    assert [*map(int, ids)] == [*(range(900, 916) if "tsv" in name else range(16))]
 
 
 def test_train_draws_the_sample_that_extract_draws(tmp_path: Path) -> None:
