@@ -552,10 +552,11 @@ def _plan_as(
     dialect = names.get("dialect") or {}
     encoding = {name: dialect[name] for name in dialect if name == "encoding"}
     tabular = dialect.get("format") in ("tsv", "csv", "sheet")
-    headed = not dialect.get("header", True) and names_texts(files, reading)
-    dialect = encoding if headed or not tabular else dialect
     inputs = content.dataset.names.inputs if isinstance(content, PredictionRun) else ()
-    planned = partial(plan_further, files, dialect=dialect, name=next(iter(inputs), ""))
+    name = next(iter(inputs), "")
+    headed = not dialect.get("header", True) and names_texts(files, reading, name=name)
+    dialect = encoding if headed or not tabular else dialect
+    planned = partial(plan_further, files, dialect=dialect, name=name)
     # what the user names is not looked up
     roles = [name for name in ("id", "text", "text_pair") if getattr(reading, name) is None]
     named = {name: names.get(name) for name in roles}

@@ -297,11 +297,16 @@ def plan_further(
     return plan_corpus(files, as_earlier)
 
 
-def names_texts(files: Sequence[InputFile], options: CorpusOptions) -> bool:
-    """Return whether a first line is a header, by a name that a column of texts usually has."""
+def names_texts(files: Sequence[InputFile], options: CorpusOptions, *, name: str) -> bool:
+    """Return whether a file has a column of texts without a number, unlike an earlier one.
+
+    That is a header with a name as such columns usually have, or a text on each line of a file with
+    another suffix than that ``name`` has.
+    """
+    of_lines = suffix_of(files[0].path) != suffix_of(Path(name))
     with suppress(CorpusError):
         plan = plan_corpus(files, options)
-        return plan.header and plan.text.lower() in _TEXT_NAMES
+        return (plan.header or of_lines) and plan.text.lower() in _TEXT_NAMES
     return False
 
 
