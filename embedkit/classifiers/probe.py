@@ -116,7 +116,7 @@ def probe(
         control: ``random-weights`` also encodes the texts by three encoders of the same
             architecture, never trained.
         learning_curve: also score fits on 10 to 100 % of the training records.
-        seed: of folds, control tasks and estimators.
+        seed: of folds, control tasks, estimators and a ``sample`` of the corpus.
         overwrite: replace an earlier probe.
         progress: receives the number of fits that are done.
         extraction: options of ``extract`` for a corpus.
@@ -140,6 +140,7 @@ def probe(
     settings = EstimatorSettings.of(estimator, task=task, seed=seed, metric=metric)
     out = free_out(out, dataset, "probe", overwrite=overwrite)
     what: dict[str, Any] = {"label": label, "level": level, "split": split}
+    extraction |= {} if extraction.get("sample") is None else {"seed": seed}
     data = load_or_extract(dataset, extraction, progress=progress, **what)
     if control is not None:
         check_encodable(data)

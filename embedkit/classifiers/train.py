@@ -360,7 +360,7 @@ def train(
         class_weight: ``balanced`` gives every class the same weight, for F scores of rare classes.
             It costs nothing, but probabilities are then those of balanced classes, so that their
             log-loss is worse; a ``threshold`` moves decisions alone.
-        seed: of folds, estimators and intervals.
+        seed: of folds, estimators, intervals and a ``sample`` of the corpus.
         overwrite: replace a run.
         progress: called with the number of fits that are done.
         extraction: options of ``extract`` for a corpus (``text="review"``, ``model=...``).

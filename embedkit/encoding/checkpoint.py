@@ -96,7 +96,7 @@ class Checkpoint:
         refused = (s for s in self.inventory if s.effect == inventory.REFUSED)
         if unread := ", ".join(str(statement) for statement in refused if statement.file in files):
             logger.warning(
-                f"{self.name} needs {unread}, which is not computed here: its vectors are those of "
+                f"{self.name} needs {unread}, which is not computed here: its results are those of "
                 "transformers, not its makers'"
             )
 

@@ -453,8 +453,6 @@ class PackedModel(Model):
         # on CPU products of three times the width are no faster
         hasten(modules, join=plain.device.type == "cuda")
         super().__init__(modules[0], plain.pooler and modules[1], plain.checkpoint)
-        # a product joined or in 8 bits may stand first and have another type
-        self.device, self.dtype = plain.device, plain.dtype
         self.attention = attention or attention_kinds(self.device, self.dtype)[0]
         if isinstance(self.module, Bert):
             for part in self.module.modules():

@@ -15,6 +15,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -546,7 +547,9 @@ def _read_result(folder: Path, fold: Fold) -> FoldResult | None:
     except DamagedError as error:
         logger.warning(error.message)
         return None
-    return FoldResult(**json.loads((folder / name).read_text("utf-8")))
+    with suppress(TypeError):  # of another version
+        return FoldResult(**json.loads((folder / name).read_text("utf-8")))
+    return None
 
 
 def _predict(fold: Fold, model: EncoderWithHead, result: FoldResult, problem: Problem) -> None:

@@ -222,6 +222,10 @@ def test_train_draws_the_sample_that_extract_draws(tmp_path: Path) -> None:
     run = train(rows, out=tmp_path / "run", features="tfidf", folds=2, sample=20, seed=3)
     predicted = pd.read_parquet(run.out / "predictions.parquet")["row"]
     assert predicted.tolist() == embedkit.load(made).row.tolist()
+    about: Any = {"model": str(tiny_model()), "layers": [1], "folds": 2, "sample": 20, "seed": 3}
+    probed = embedkit.probe(rows, out=tmp_path / "probe", **about)
+    splits = {(out / "split.parquet").read_bytes() for out in (run.out, probed.out)}
+    assert len(splits) == 1
 
 
 def test_a_frame_is_no_list_of_texts(folder: Path) -> None:
