@@ -79,7 +79,7 @@ def read_recipe(
     something that needs ``trust``.
     """
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")
         content = tomllib.loads(text)
     except OSError as error:
         advice = "Recipes are read from files of this machine: download it first."

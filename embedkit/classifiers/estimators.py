@@ -19,6 +19,7 @@ from sklearn.preprocessing import FunctionTransformer, Normalizer, StandardScale
 
 from embedkit.choices import ESTIMATORS, check_choice
 from embedkit.classifiers.layers import LayerMixture, unit_layers
+from embedkit.encoding.words import WORDS
 from embedkit.errors import Option, UsageError, first_line
 from embedkit.runs.metrics import Threshold, named_metric
 
@@ -190,8 +191,9 @@ def _tfidf() -> Any:
     common = {"sublinear_tf": True, "min_df": 2, "dtype": np.float32}
     return FeatureUnion(
         [
-            # the default pattern leaves out words of one letter, which are words in Korean, for one
-            ("words", TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **common)),
+            # the default pattern leaves out words of one letter, which are words in Korean, for
+            # one, and takes what stands between two commas of Japanese for a word
+            ("words", TfidfVectorizer(ngram_range=(1, 2), token_pattern=WORDS, **common)),
             ("characters", TfidfVectorizer(analyzer="char_wb", ngram_range=(1, 4), **common)),
         ]
     )

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embedkit import storage
+from embedkit.encoding.words import WORDS
 from embedkit.errors import DamagedError, UsageError, first_line
 from embedkit.storage import check_files
 
@@ -225,8 +226,9 @@ def _is_trusted(name: str) -> bool:
     return isinstance(kind, type) and kind.__module__.startswith(_TRUSTED)
 
 
-_WORDS = r"(?u)\b\w+\b", r"(?u)\b\w\w+\b"
-"""Patterns of words: that of :mod:`~embedkit.classifiers.estimators`, and scikit-learn's own."""
+_WORDS = WORDS, r"(?u)\b\w+\b", r"(?u)\b\w\w+\b"
+"""Patterns of words: that of :mod:`~embedkit.classifiers.estimators`, that which it had before, and
+scikit-learn's own."""
 _MOST_GRAMS = 20  # characters or words of a feature; all lengths of a long text fill the memory
 
 

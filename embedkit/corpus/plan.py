@@ -18,7 +18,6 @@ import dataclasses
 import logging
 import os
 import re
-import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -32,7 +31,7 @@ from embedkit.corpus.columnar import check_title
 from embedkit.corpus.memory import ArrowStream, CorpusLike, InputFile, SourceFile, input_files
 from embedkit.corpus.readers import READERS, format_of_content, format_of_name, suffix_of
 from embedkit.corpus.sources import Source, check_kind, compression_of, is_wide
-from embedkit.corpus.tables import Dialect, Table, guessed, separator_named_by
+from embedkit.corpus.tables import Dialect, Table, guessed, plain_name, separator_named_by
 from embedkit.display import shorten
 from embedkit.errors import CorpusError, Message, Option, UsageError, did_you_mean
 from embedkit.records import Count, Positive
@@ -430,9 +429,9 @@ class _Guess(NamedTuple):
         if name is None or name in self.columns:
             return name
         # reversed: of names that are alike the first column stays
-        alike = {_plain(column): column for column in reversed(self.columns)}
-        if _plain(name) in alike:
-            return alike[_plain(name)]
+        alike = {plain_name(column): column for column in reversed(self.columns)}
+        if plain_name(name) in alike:
+            return alike[plain_name(name)]
         if name in self.tables[0].word_columns:
             problem = f"in {self.file} each word has a value; use {Option('word_label', name)}"
             raise CorpusError(f"{problem}.", **{option: name})
@@ -463,7 +462,7 @@ class _Guess(NamedTuple):
             several = option == "label" and class_columns(name, self.columns)
             return name if several else self.named_column(option, name)
         # reversed: of names that differ by case only, the first column stays
-        by_lower = {_plain(column).lower(): column for column in reversed(self.columns)}
+        by_lower = {plain_name(column).lower(): column for column in reversed(self.columns)}
         if option == "label":  # whose fields are not meant together
             for name in self.columns:
                 whole, _, field = name.rpartition(".")
@@ -527,11 +526,6 @@ class _Guess(NamedTuple):
                 f"{divided if len(self.columns) == 1 else ''}."
             )
         return column
-
-
-def _plain(name: str) -> str:
-    """A name without outer spaces, in NFC: macOS writes the parts of Hangul one by one."""
-    return unicodedata.normalize("NFC", name.strip())
 
 
 def _dialect(file: InputFile, options: CorpusOptions) -> tuple[Dialect, list[Message]]:

@@ -17,6 +17,7 @@ import codecs
 import csv
 import json
 import re
+import unicodedata
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections import Counter
@@ -248,6 +249,11 @@ def guessed(what: str, option: str, why: str = "") -> Message:
     return Message(f"{what}{Option(option, before=before, after=')')}")
 
 
+def plain_name(name: str) -> str:
+    """Return a name without outer spaces, in NFC: macOS writes the parts of Hangul one by one."""
+    return unicodedata.normalize("NFC", name.strip())
+
+
 def check_names(names: Sequence[str], path: Path) -> None:
     """``CorpusError`` if two columns have the same name; any number may have none."""
     first: dict[str, int] = {}  # linear, as files may have thousands of columns
@@ -328,6 +334,9 @@ class DelimitedTable(TextTable):
         except (UnicodeDecodeError, UnicodeEncodeError) as error:
             problem = f"the header is not {self._encoding}. {sources.RIGHT_ENCODING}"
             raise CorpusError(f"{self.path}: {problem}") from error
+        # as they are typed, in either form of Hangul, unless two would be one
+        plain = [plain_name(name) for name in names]
+        names = plain if len({*plain}) == len({*names}) else names
         check_names(names, self.path)
         return names
 

@@ -33,6 +33,8 @@ from uuid import UUID
 
 import numpy as np
 
+from embedkit.errors import UsageError
+
 
 class NotText(str):
     """Text of a number, a date, a list or another value that is not a text."""
@@ -117,6 +119,22 @@ def number_text(literal: str) -> NotText:
         return NotText(text if Decimal(text) == Decimal(literal) else literal)
     except ArithmeticError:  # its exponent is beyond those of decimal numbers
         return NotText(literal)
+
+
+def check_characters(texts: Iterable[str]) -> None:
+    """Raise a :class:`UsageError` for a text with half of a character, as of bytes in cp949.
+
+    The tokenizers library would raise for a whole batch without naming a text, and TF-IDF would
+    count it as some other word.
+    """
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"a text holds {text[error.start]!a}, half of a character or a byte that is not "
+                f"UTF-8: {text[:60]!a}. Remove it, or decode the text anew."
+            ) from None
 
 
 def list_of(text: str) -> list[str | None] | None:

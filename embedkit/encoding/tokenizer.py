@@ -39,6 +39,7 @@ import numpy as np
 
 from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
+from embedkit.corpus.values import check_characters
 from embedkit.encoding import inventory
 from embedkit.encoding.casing import cased_normalizer, casing_of, lower_case, restore_case
 from embedkit.encoding.checkpoint import Checkpoint, find_checkpoint, quiet_transformers
@@ -400,16 +401,7 @@ class TextTokenizer:
         # the prefix is joined to the string before tokenizing, as in sentence-transformers: a token
         # may stand across the seam
         cut = [prefix + text[:MAX_CHARS] for text in texts]
-        for text in cut:
-            try:
-                # half surrogates would raise inside of the library, for the whole batch and without
-                # naming a text
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise UsageError(
-                    f"a text holds {text[error.start]!a}, half of a character or a byte that is "
-                    f"not UTF-8: {text[:60]!a}. Remove it, or decode the text anew."
-                ) from None
+        check_characters(cut)
         lists: Iterable[list[int]]
         spans: Iterable[Sequence[tuple[int, int]]]
         # four bytes a number, where Python's integers, and the rows of the library with all that

@@ -37,6 +37,8 @@ UNSPACED = (
 )
 """Kana and Chinese characters, as a class of a regular expression: no spaces stand between words of
 them."""
+WORDS = rf"[^\W{UNSPACED}]+|\w"
+"""Pattern of words: runs of letters, and each letter where no spaces stand between words."""
 
 
 def word_spans(text: str, *, marks: bool = False) -> Ints:

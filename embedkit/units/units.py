@@ -46,7 +46,7 @@ from embedkit.corpus.plan import (
     spans_of,
 )
 from embedkit.corpus.records import CorpusReader, Record
-from embedkit.corpus.values import set_text, text_of
+from embedkit.corpus.values import check_characters, set_text, text_of
 from embedkit.dataset.fold_models import keys_of_texts
 from embedkit.dataset.format import SEPARATOR as BETWEEN_TEXTS
 from embedkit.dataset.format import dataset_folder, whole_text
@@ -410,6 +410,7 @@ class Units:
         # now, not at each call: every fold asks for some of them. TF-IDF reads a pair as one text,
         # without a mark between its two; composed, since it knows letters by their characters
         texts = [normalize("NFC", text) for text in self.texts(separator=" ")]
+        check_characters(texts)
         return replace(self, inputs=lambda index: _some(texts, index))
 
     def encoded(self, encode: DatasetEncoder) -> Units:

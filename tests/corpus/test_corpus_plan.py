@@ -137,7 +137,7 @@ def test_spaces_around_a_name_count_only_where_the_column_has_them(folder: Folde
     header = unicodedata.normalize("NFD", "id, text,text,x, 라벨")
     plan = folder.plan(f"{header}\n", "c.csv", text=" text", keep=["id", " x"], label="라벨")
     assert (plan.text, plan.keep, plan.columns[4]) == (" text", ("id", "x"), plan.label)
-    assert folder.plan("ID, Text\n", "c.csv").text == " Text"
+    assert folder.plan("ID, Text\n", "c.csv").text == "Text"
 
 
 @pytest.mark.parametrize(

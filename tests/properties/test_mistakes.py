@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import click
 import fsspec
@@ -22,7 +23,7 @@ from embedkit.errors import UsageError
 from embedkit.predict import predict_file
 from tests.finetune_fixtures import tuned
 from tests.processes import command, ends_with, succeed
-from tests.run_fixtures import train
+from tests.run_fixtures import train, write_frame
 from tests.store_fixtures import extract_tiny, load_quickly, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -214,6 +215,29 @@ def test_commas_of_texts_make_no_table_of_another_file(tmp_path: Path, name: str
     assert predict_file(run.out, tmp_path / name, out=answer) == (16, "text", {})
     assert [*map(str, ids)] == pd.read_csv(answer, sep="\t", dtype=str)["id"].tolist()
     assert [*map(int, ids)] == [*(range(900, 916) if "tsv" in name else range(16))]
+
+
+def test_words_are_counted_where_no_spaces_stand_between_them(tmp_path: Path) -> None:
+    """No clause of these Japanese texts is in two of them; half a character is in no text."""
+    good, bad = "朝食が美味しかった", "部屋が狭くて残念だった"
+    texts = [f"{chr(0x4E00 + i)}の{good if i % 2 else bad}{chr(0x5E00 + i)}" for i in range(20)]
+    frame = pd.DataFrame({"text": texts, "label": [0, 1] * 10})
+    run = train(frame, out=tmp_path / "run", features="tfidf", folds=2)
+    predictor = embedkit.Predictor(run.out)
+    assert [predictor.predict(text).label for text in (good, bad)] == ["1", "0"]
+    with pytest.raises(UsageError, match="half of a character"):
+        predictor.predict(f"{good}\udcc1")
+
+
+def test_names_of_columns_are_composed_and_without_outer_spaces(tmp_path: Path) -> None:
+    """As they are typed, also where stored columns are looked up later."""
+    rows = pd.DataFrame({"text": TEXTS * 2, "label": [0, 1] * 8, "별점": range(16)})
+    decomposed = rows.rename(columns={"별점": f" {normalize('NFD', '별점')}"})
+    decomposed.to_csv(tmp_path / "c.csv", index=False)
+    data = extract_tiny(tmp_path / "c.csv", tmp_path / "data", keep=["별점"]).out
+    run = train(data, out=tmp_path / "run", columns=["별점"], folds=2)
+    for file in (tmp_path / "c.csv", write_frame(rows, tmp_path / "composed.csv")):
+        assert predict_file(run.out, file, out=file.with_suffix(".out.tsv")) == (16, "text", {})
 
 
 def test_train_draws_the_sample_that_extract_draws(tmp_path: Path) -> None:
