@@ -519,6 +519,12 @@ def test_mistakes_have_a_place(tmp_path: Path, message: str) -> None:
     assert caught.value.exit_code == 5
 
 
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    """As editors of Windows write one."""
+    marked, plain = (stages_of(tmp_path, text=f"{mark}{GOOD}") for mark in ("\ufeff", ""))
+    assert [stage.name for stage in marked] == [stage.name for stage in plain]
+
+
 def test_files_that_are_not_recipes(tmp_path: Path) -> None:
     for text in ("title = 'x'\n", "split = 3\n", "set = 3\n[split]\n", "[split]\nx = 1\n"):
         with pytest.raises(UsageError, match=r"recipe\.toml"):

@@ -226,7 +226,13 @@ _SHOWN = 3
 @click.argument("corpus", required=False)
 @options(
     option("--text", help="With CORPUS the column of its texts [that of the run]; else the text."),
-    "--text-pair --id --encoding",
+    "--text-pair --id",
+    option(
+        "--encoding",
+        default="utf-8",
+        show_default="that of the run",
+        help="Character encoding of text files.",
+    ),
     option(
         "--out", type=FILE, help="File to write: .tsv, .csv, .jsonl or .parquet. [standard output]"
     ),
