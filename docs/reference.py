@@ -66,6 +66,7 @@ def _option(option: click.Option, context: click.Context) -> str:
         kind = option.metavar or option.type.get_metavar(option, context) or option.type.name
         names += f" {_cell(kind)}"
     default = option.get_default(context)
+    default = option.show_default if isinstance(option.show_default, str) else default
     unset = default in (None, False, "", ()) or "Sentinel" in repr(default)
     shown = "" if unset else f"`{default}`"
     return f"| {names} | {shown} | {_cell(option.help or '')} |"

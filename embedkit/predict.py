@@ -554,7 +554,8 @@ def _plan_as(
     tabular = dialect.get("format") in ("tsv", "csv", "sheet")
     inputs = content.dataset.names.inputs if isinstance(content, PredictionRun) else ()
     name = next(iter(inputs), "")
-    headed = not dialect.get("header", True) and names_texts(files, reading, name=name)
+    about: dict[str, Any] = {"name": name, "text": names.get("text")}
+    headed = not dialect.get("header", True) and names_texts(files, reading, **about)
     dialect = encoding if headed or not tabular else dialect
     planned = partial(plan_further, files, dialect=dialect, name=name)
     # what the user names is not looked up

@@ -283,8 +283,9 @@ def plan_further(
     if kind in ("", earlier) or (earlier != "csv" and suffix_of(path) == ".txt"):
         with suppress(CorpusError):
             plan = plan_corpus(files, as_earlier)
-            # a single column is one in any dialect, and its own says more
-            if len(plan.columns) > 1 or earlier not in ("tsv", "csv"):
+            # a single column is one in any dialect; that of another kind of file says more
+            same = suffix_of(path) == suffix_of(Path(name))
+            if len(plan.columns) > 1 or same or earlier not in ("tsv", "csv"):
                 return plan
     # columns by number are those of a file without a header
     header = dialect.get("header", True) or earlier == "lines"
@@ -296,16 +297,20 @@ def plan_further(
     return plan_corpus(files, as_earlier)
 
 
-def names_texts(files: Sequence[InputFile], options: CorpusOptions, *, name: str) -> bool:
+def names_texts(
+    files: Sequence[InputFile], options: CorpusOptions, *, name: str, text: str | None
+) -> bool:
     """Return whether a file has a column of texts without a number, unlike an earlier one.
 
-    That is a header with a name as such columns usually have, or a text on each line of a file with
-    another suffix than that ``name`` has.
+    That is a header with a name as such columns usually have, above the column with the number
+    ``text`` (elsewhere it may be a label), or a text on each line of a file with another suffix
+    than that ``name`` has.
     """
     of_lines = suffix_of(files[0].path) != suffix_of(Path(name))
     with suppress(CorpusError):
         plan = plan_corpus(files, options)
-        return (plan.header or of_lines) and plan.text.lower() in _TEXT_NAMES
+        headed = plan.header and str([*plan.columns].index(plan.text)) == text
+        return (headed or (of_lines and not plan.header)) and plan.text.lower() in _TEXT_NAMES
     return False
 
 

@@ -177,6 +177,13 @@ def test_predict_reads_the_dialect_of_the_run(tmp_path: Path, dialect: dict[str,
     answers = set()
     headed = tmp_path / "headed.tsv"
     rows.set_axis(["id", "label", "text"], axis=1).to_csv(headed, sep="\t", index=False)
+    if not header:  # a label, or a number, that texts are usually called is no header
+        rows = rows.sort_values(names[1], ascending=False)
+        rows.assign(**{names[1]: ["text", *rows[names[1]][1:]]}).to_csv(
+            tmp_path / "labels.tsv", sep="\t", index=False, header=False
+        )
+        done = predict_file(tmp_path / "run", tmp_path / "labels.tsv", out=tmp_path / "labels.csv")
+        assert done == (16, "text", {})
     for file in (first, headed, tmp_path / "c.jsonl", tmp_path / "c.csv"):
         answer = tmp_path / f"answers-{file.name}.csv"
         assert predict_file(tmp_path / "run", file, out=answer) == (16, "text", {})
