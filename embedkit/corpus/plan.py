@@ -284,7 +284,7 @@ def plan_further(
         with suppress(CorpusError):
             plan = plan_corpus(files, as_earlier)
             # a single column is one in any dialect; that of another kind of file says more
-            same = suffix_of(path) == suffix_of(Path(name))
+            same = suffix_of(path) == suffix_of(Path(name)) != ".txt"
             if len(plan.columns) > 1 or same or earlier not in ("tsv", "csv"):
                 return plan
     # columns by number are those of a file without a header
