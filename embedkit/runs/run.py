@@ -16,7 +16,7 @@ import math
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import PurePath
 from statistics import fmean, stdev
 from typing import Annotated, Any
@@ -24,6 +24,7 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from embedkit.choices import FEATURES, RunLevel, Storage, Task, one_of
+from embedkit.corpus.plan import CorpusOptions
 from embedkit.dataset.format import Names
 from embedkit.dataset.settings import ModelRecord, VectorIdentity, VectorSettings
 from embedkit.display import Shown
@@ -217,6 +218,7 @@ class PredictionRun(Run):
             "scores": {*self.scores, *self.per_class} <= {"cross_validation", "test"}
             and all(self.scores.values()),
             "records": self.records.keys() == {"folds", "test"},
+            "dataset": _can_be_read(self.dataset.reading or {}),
             "label_separator": self.task != "multilabel" or bool(self.separator),
             "model": self.features == "tfidf" or self.dataset.model is not None,
             "command": _can_be_typed(self.command or ""),
@@ -242,6 +244,13 @@ class PredictionRun(Run):
             for subset, scores in self.scores.items()
             for name, score in scores.items()
         ]
+
+
+def _can_be_read(reading: Mapping[str, Any]) -> bool:
+    # what a further corpus is read with: options by their names, whose values are checked there
+    dialect = reading.get("dialect", {})
+    names = {option.name for option in fields(CorpusOptions)}
+    return isinstance(dialect, dict) and dialect.keys() <= names
 
 
 def _can_be_typed(command: str) -> bool:

@@ -208,8 +208,8 @@ class Units:
             # column of ids, and not scored
             id_ = before["id"] if before["id"] in plan.columns else plan.id
             label = before["label"]
-            has_label = label in plan.columns or class_columns(label, plan.columns)
-            label = label if has_label else None
+            if label not in plan.columns and not class_columns(label, plan.columns):
+                label = None
             word_label = of_words if marked or of_words in plan.columns else None
             # columns of spans are read as kept columns
             kept = tuple(name for name in (*keep, *plan.spans) if name in plan.columns)

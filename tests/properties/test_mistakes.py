@@ -19,11 +19,11 @@ import embedkit
 from embedkit.choices import EXPORTS
 from embedkit.cli.main import cli
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import UsageError
+from embedkit.errors import DamagedError, UsageError
 from embedkit.predict import predict_file
 from tests.finetune_fixtures import tuned
 from tests.processes import command, ends_with, succeed
-from tests.run_fixtures import train, write_frame
+from tests.run_fixtures import edit_run, train, write_frame
 from tests.store_fixtures import extract_tiny, load_quickly, tiny_model, tree, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -189,6 +189,19 @@ def test_predict_reads_the_dialect_of_the_run(tmp_path: Path, dialect: dict[str,
         assert predict_file(tmp_path / "run", file, out=answer) == (16, "text", {})
         answers.add(answer.read_bytes())
     assert len(answers) == 1
+
+
+@pytest.mark.parametrize("dialect", ["tsv", {"format": "tsv", "own": 1}], ids=str)
+def test_a_dialect_of_a_file_is_data(tmp_path: Path, dialect: Any) -> None:
+    """The folder of a run may come from anybody."""
+    rows = pd.DataFrame({"text": TEXTS * 2, "label": [0, 1] * 8})
+    run = train(
+        write_frame(rows, tmp_path / "c.tsv"), out=tmp_path / "run", features="tfidf", folds=2
+    )
+    content = json.loads((run.out / "run.json").read_text("utf-8"))["dataset"]
+    edit_run(run.out, dataset=content | {"reading": content["reading"] | {"dialect": dialect}})
+    with pytest.raises(DamagedError, match=r"run\.json is damaged.*: dataset contradicts"):
+        predict_file(run.out, tmp_path / "c.tsv", out=tmp_path / "a.tsv")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "cp949"])
