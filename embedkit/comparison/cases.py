@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from embedkit.arguments import divided
 from embedkit.comparison.load import Dataset
 from embedkit.comparison.table import Compared
 from embedkit.corpus.memory import InputFile
@@ -26,7 +25,6 @@ from embedkit.dataset.read import load
 from embedkit.encoding.windows import match
 from embedkit.errors import MismatchError, UsageError
 from embedkit.pages import in_context
-from embedkit.records import from_json
 from embedkit.runs.predictions import Predictions, confidence_of
 from embedkit.runs.run import ClassScore, FinetuneRun, PredictionRun, ProbeRun
 from embedkit.runs.scores import scores_by_class
@@ -302,16 +300,13 @@ def _texts(
     else:
         # as it was read for the first run: with another quoting or format its rows would be other
         # records
-        run = compared.runs[0]
-        read = run.content.dataset.reading or {}
-        file = run.path / "run.json"
-        dialect = from_json(dict[str, Any], read.get("dialect", {}), file=file)
-        reading = dialect | {name: read.get(name) for name in ("text", "text_pair")}
-        (options,) = divided(reading, CorpusOptions)
+        read = compared.runs[0].content.dataset.reading or {}
+        columns = {name: read.get(name) for name in ("text", "text_pair")}
+        options = CorpusOptions(**read.get("dialect", {}) | columns)
         plan = plan_corpus([InputFile.of(path)], options)
         units = Units.of_records(CorpusReader(plan).records(), plan)
-        columns = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
-        note = f"Texts from column {columns} of {path.name}."
+        named = ", ".join(repr(name) for name in (plan.text, plan.text_pair) if name)
+        note = f"Texts from column {named} of {path.name}."
     by_row = dict(zip(units.row.tolist(), units.texts(separator="\n"), strict=True))
     by_case = [by_row.get(row) for row in records.row.tolist()]
     for dataset in compared.datasets if records.of_words else ():

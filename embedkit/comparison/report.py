@@ -136,6 +136,7 @@ def _content(
     # a confusion or a confidence belongs to one class, not to a set
     single = classes if not compared.records.of_sets else ()
     bins = run_figures.reliability_bins(cases.records) if single else ()
+    drawn = 0 < len(single) <= run_figures.LARGEST_MATRIX
     predictions = {name: compared.predictions[name].take(index) for name in methods}
     other = predictions.get(compared.baseline) if len(methods) > 1 else None
     # the reliability curve says more than the calibration error
@@ -154,7 +155,7 @@ def _content(
         "legend": list(_legend(compared, methods)),
         "per_class": by_class(predictions[chosen], other) if classes else (),
         "pairs": confused_pairs(cases.records) if single else (),
-        "matrix": _matrix(cases.records) if single else (),
+        "matrix": run_figures.confusion_counts(cases.records) if drawn else (),
         "cases": cases,
         "metrics": metrics,
         "lower": ", ".join(metric_name(m) for m in metrics if m in LOWER_IS_BETTER),
@@ -314,14 +315,6 @@ def _legend(compared: Compared, methods: Mapping[str, Predictions]) -> Iterator[
         scene = Scene(14, 14, title="")
         scene.mark(7, 7, styles[name], radius=5)
         yield as_svg(scene, name="symbol"), name
-
-
-def _matrix(p: Predictions) -> list[list[tuple[int, float]]]:
-    """Counts of true against predicted classes, and fractions of the true class."""
-    if len(p.classes) > run_figures.LARGEST_MATRIX:
-        return []
-    pairs = zip(*(values.tolist() for values in run_figures.confusion_counts(p)), strict=True)
-    return [list(zip(*row, strict=True)) for row in pairs]
 
 
 def _payload(compared: Compared, cases: Cases, classes: Sequence[str]) -> str:

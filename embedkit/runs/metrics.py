@@ -130,7 +130,7 @@ METRICS: Mapping[str, MetricRow] = {
         of_sets=True,
     ),
     "average_precision": _area(lambda p: p.second.average_precision, task="two"),
-    "precision": _percent(lambda p: p.precision, task="two"),
+    "precision": _percent(lambda p: partial(p.f_beta, 0.0), task="two"),
     "recall": _percent(lambda p: p.recall, task="two"),
     "f1": _percent(lambda p: partial(p.f_beta, 1.0), "F1", "two"),
     "balanced_accuracy": _percent(lambda p: p.balanced_accuracy, hidden="recall"),
@@ -424,13 +424,9 @@ class _Labels:
         return ratio(expected - apart, expected, undefined=np.nan)
 
     def f_beta(self, beta: float, weights: Float64) -> Float64:
-        """F-beta of the second of two classes."""
+        """F-beta of the second of two classes; with 0 it is the precision."""
         right, true, predicted = (numbers[:, 1] for numbers in self._marginals(weights))
         return np.asarray(_f_beta((None, predicted - right, true - right, right), beta))
-
-    def precision(self, weights: Float64) -> Float64:
-        right, _, predicted = self._marginals(weights)
-        return ratio(right[:, 1], predicted[:, 1])
 
     def recall(self, weights: Float64) -> Float64:
         right, true, _ = self._marginals(weights)
