@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+import embedkit
 from embedkit.choices import PREFERENCES
 from embedkit.cli.command import Result, command
 from embedkit.cli.options import FILE, choice, option, options
@@ -91,7 +92,6 @@ def compare(
     proba_CLASS for each class, and fold.
     """
     from embedkit.comparison.recommendation import recommend
-    from embedkit.comparison.table import compare as calculate
     from embedkit.pages import page_file
     from embedkit.prediction_files import check_file, parse_submission
 
@@ -103,7 +103,7 @@ def compare(
         check_file(write_blend, overwrite=overwrite, name="write_blend")
     if report is not None:
         page_file(report, overwrite=overwrite, name="report")
-    compared = calculate(runs, progress=progress, **settings)
+    compared = embedkit.compare(runs, progress=progress, **settings)
     written: list[str] = []
     if write_blend is not None:
         from embedkit.comparison.blend import write_blend as write
@@ -120,9 +120,7 @@ def compare(
             text += "; labels, while the metric is of probabilities: --submission id,COLUMN=CLASS"
         written.append(f"{path_text(write_blend)}: {text}")
     if report is not None:
-        from embedkit.comparison.report import write_report
-
-        write_report(compared, report, overwrite=overwrite, progress=progress)
+        compared.report(report, overwrite=overwrite, progress=progress)
         written.append(path_text(report))
     advice = recommend(compared)
     return Result(

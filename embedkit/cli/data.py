@@ -224,18 +224,11 @@ def _result_text(result: ExtractResult) -> str:
             f"{count_text(len(manifest.views), 'view')}, {bytes_text(size)}, in "
             f"{duration_text(seconds_so_far())} ({encoded})"
         )
-    records = ledger_text(
-        totals.accepted,
-        "embedded",
-        totals.rejected_by_reason,
-        totals.left_out_by_reason,
-        f"{result.out}/_embedkit/rejects.jsonl",
-    )
     opened = open_lines(result.out, manifest)
-    words = sum(f.rows for name, f in manifest.files.items() if name.startswith("words/"))
+    words = sum(file.rows for file in manifest.files_of("words"))
     lines = [
         first,
-        f"  records  {records}",
+        f"  records  {totals.embedded_text(f'{result.out}/_embedkit/rejects.jsonl')}",
         *[f"  {'spans' if manifest.job.input.spans else 'words'}    {words:,}"] * (words > 0),
         f"  tokens   {tokens_text(manifest)}",
         f"  views    {view_ranges(list(manifest.views))}",
@@ -325,16 +318,13 @@ def _dataset_text(info: DatasetInfo) -> str:
         f"{folder} {count_text(rows, 'row')}, {bytes_text(size)}"
         for folder, _, rows, size in info.tables
     ]
-    records = ledger_text(
-        totals.accepted, "embedded", totals.rejected_by_reason, totals.left_out_by_reason
-    )
     lines = [
         f"{info.path}: {count_text(totals.accepted, 'text')} × {views}, {suitable} for search",
         f"  model      {names.checkpoint}, {model.n_layers} layers, {model.width} wide, "
         f"{manifest.job.vectors.precision}",
         f"  input      {', '.join(names.inputs)}",
         f"  columns    {_columns_text(manifest.job.input)}",
-        f"  records    {records}",
+        f"  records    {totals.embedded_text()}",
         f"  duplicates {count_text(info.duplicate_texts, 'row')} with an earlier text",
         f"  tokens     {tokens_text(manifest)}",
     ]

@@ -407,10 +407,7 @@ class Dataset(NamedTuple):
 
     def encode_seconds(self, level: str) -> float | None:
         """Return the time of 1,000 records or words; ``None`` if it was made in several goes."""
-        rows = self.manifest.totals.accepted
-        if level == "word":
-            files = self.manifest.files.items()
-            rows = sum(file.rows for name, file in files if name.startswith("words/"))
+        rows = sum(file.rows for file in self.manifest.files_of(f"{level}s"))
         try:
             lines = Layout(self.path).log.read_text("utf-8").splitlines()
             # the log of the job: a resumed one timed only the shards that it made

@@ -39,7 +39,7 @@ from embedkit.comparison.recommendation import (
     recommend,
 )
 from embedkit.comparison.table import MAJORITY, Compared, Row, styles_of, trained
-from embedkit.display import MINUS, bytes_text, count_text, duration_text, ledger_text, shorten
+from embedkit.display import MINUS, bytes_text, count_text, duration_text, shorten
 from embedkit.drawing import WIDTH, Plot, Scene, as_file, as_svg, colour_of, text_width
 from embedkit.machine import __version__
 from embedkit.pages import cut_texts, packed_json, page_file, render_page, shown, with_names
@@ -240,14 +240,7 @@ def compare(
         >>> result.winner.name, list(result.to_frame().index)
         ('logreg', ['logreg', 'majority'])
     """
-    result = table.compare(
-        runs,
-        baseline=baseline,
-        metric=metric,
-        min_difference=min_difference,
-        prefer=prefer,
-        progress=progress,
-    )
+    result = table.compare(**locals())  # before there are any others than the arguments
     return CompareResult(**{field.name: getattr(result, field.name) for field in fields(result)})
 
 
@@ -379,11 +372,10 @@ def _ledger(dataset: Dataset) -> str:
     totals, limit = manifest.totals, manifest.job.vectors.max_length
     ledger = totals.ledger
     cut, lost = count_text(ledger.get("records_truncated", 0), "text"), ledger.get("tokens_cut", 0)
-    reasons = totals.rejected_by_reason, totals.left_out_by_reason
     lines = [
         f"made for: {', '.join(dataset.runs)}",
         f"model: {model_text(manifest.names.checkpoint)}",
-        f"records: {ledger_text(totals.accepted, 'embedded', *reasons)}",
+        f"records: {totals.embedded_text()}",
         f"tokens: {ledger.get('tokens', 0):,}; {cut} cut at {limit}, {lost:,} lost",
         f"fingerprint: {manifest.fingerprint}",
     ]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from embedkit import storage
 from embedkit.corpus.readers import format_of_name
 from embedkit.dataset.settings import JobSettings, VectorIdentity
+from embedkit.display import ledger_text
 from embedkit.errors import OVERWRITE, DamagedError, Option, UsageError, near_path
 from embedkit.records import Count, from_json, read_json
 from embedkit.remote import address_of, cache_folder, check_place, spelled, store_of
@@ -151,6 +152,11 @@ class Totals:
     fields_with_quotes: Count = 0
     fields_csv_quoted: Count = 0
     ledger: dict[str, Count] = field(default_factory=dict)
+
+    def embedded_text(self, where: str = "") -> str:
+        """Return the counts of records in words, and ``where`` the rejected ones are."""
+        reasons = self.rejected_by_reason, self.left_out_by_reason
+        return ledger_text(self.accepted, "embedded", *reasons, where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
