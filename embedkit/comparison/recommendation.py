@@ -31,7 +31,7 @@ from embedkit.display import count_text, duration_text, typing_folder, undashed
 from embedkit.encoding.views import split_view, view_ranges, view_text
 from embedkit.runs.intervals import Difference
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
-from embedkit.runs.run import UNTRAINED, FinetuneRun, ProbeRun, ViewScore, seen_text
+from embedkit.runs.run import UNTRAINED, FinetuneRun, PredictionRun, ProbeRun, ViewScore, seen_text
 from embedkit.runs.scores import constant_text
 
 # a smaller share of cut texts is not worth a warning
@@ -245,7 +245,7 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
     classifiers = [row for row in runs if row.kind != "finetuned"]
     # alone, it is only said of one that was not trained to its end, which goes first
     others = [*classifiers, compared.row(MAJORITY)]
-    if tuned and (classifiers or untrained_text(_tuned(compared, tuned[0]))):
+    if tuned and (classifiers or untrained_text(_run(compared, tuned[0].name).content)):
         yield _tuning(compared, tuned[0], others[0])
     elif sentences and not tuned:
         yield _not_tried("Fine-tuning", _command(compared, "finetune"))
@@ -311,24 +311,19 @@ def _effect(compared: Compared, question: str, row: Row, other: Row, note: str) 
 
 def _tuning(compared: Compared, tuned: Row, other: Row) -> Decision:
     """Whether fine-tuning is worth it: a run that was still improving never says no."""
-    content = _tuned(compared, tuned)
+    _, path, content, _ = _run(compared, tuned.name)
     reason = untrained_text(content)
     note = f"{UNTRAINED}: {reason}" if reason else ""
     decision = _effect(compared, "Fine-tuning", tuned, other, note)
     if not reason or (decision.answer == "yes" and other.name != MAJORITY):
         return decision
-    folder = _run(compared, tuned.name).path.resolve()
+    assert isinstance(content, FinetuneRun)
+    folder = path.resolve()
     # the corpus as it can be typed here, whatever folder the run was made from; a stream has none
     corpus = portable(folder / content.dataset.path) if content.dataset.path else ""
     longer = _free(folder.with_name(f"{folder.name}-longer"))
     command = content.going_on(portable(folder), corpus, portable(longer))
     return replace(decision, answer=UNTRAINED, why=reason, command=command)
-
-
-def _tuned(compared: Compared, row: Row) -> FinetuneRun:
-    content = _run(compared, row.name).content
-    assert isinstance(content, FinetuneRun)
-    return content
 
 
 def _curve(content: ProbeRun) -> Iterator[Decision]:
@@ -474,7 +469,7 @@ def run_notices(compared: Compared) -> Iterator[Notice]:
     yield from _cut(compared)
     yield from _random_weights(compared)
     for run in compared.runs:
-        if isinstance(run.content, FinetuneRun) and (text := untrained_text(run.content)):
+        if text := untrained_text(run.content):
             yield Notice(f"{run.name} is {UNTRAINED}", f"{run.name}: {text}.")
 
 
@@ -521,8 +516,8 @@ def _random_weights(compared: Compared) -> Iterator[Notice]:
             )
 
 
-def untrained_text(content: FinetuneRun) -> str:
+def untrained_text(content: PredictionRun) -> str:
     """Return that most models of a run were still improving at their end; else nothing."""
-    if content.is_trained:
+    if not isinstance(content, FinetuneRun) or content.is_trained:
         return ""
     return f"{content.improving} of {len(content.models)} models were still improving at their end"

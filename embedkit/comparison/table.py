@@ -129,11 +129,10 @@ class Compared:
     @property
     def seeds(self) -> dict[str, tuple[float, ...]]:
         """Scores of the models of each seed alone, of fine-tuned runs that have several."""
-        contents = {run.name: run.content for run in self.runs}
         return {
-            name: content.seed_scores[self.metric]
-            for name, content in contents.items()
-            if isinstance(content, FinetuneRun) and self.metric in content.seed_scores
+            run.name: run.content.seed_scores[self.metric]
+            for run in self.runs
+            if isinstance(run.content, FinetuneRun) and self.metric in run.content.seed_scores
         }
 
     @property

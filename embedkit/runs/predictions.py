@@ -171,7 +171,7 @@ class Subset:
         rejected = sum(units.rejected.values())
         return cls(
             units=units,
-            group=same_text_groups(records.key, None, len(records))[units.place],
+            group=same_text_groups(records.key)[units.place],
             target=target.like(units.label, rows=units.row, name=units.name),
             content=TestSetContent(source=units.source, rejected=rejected, seen_texts=seen),
         )

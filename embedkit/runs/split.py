@@ -353,7 +353,18 @@ def split(
         if Path(out).suffix != ".parquet":
             raise UsageError("expected a name ending in .parquet.", out=out)
         storage.refuse_existing(Path(out), overwrite=overwrite)
-    records = _records(source, label, group, reading or CorpusOptions(), seed)
+    reading = reading or CorpusOptions()
+    if folder := dataset_folder(source, reading.given):
+        records = Units.of_dataset(VectorData.of(folder), group=group, label=label)
+    else:
+        # to the corpus the group is a column that is kept, and its errors say so; the user wrote
+        # group=
+        keep = {group: "group"} if group else {}
+        # a seed without a sample changes nothing
+        drawn = seed if reading.sample is not None else 0
+        options = replace(reading, label=label, keep=tuple(keep), seed=drawn)
+        with naming(keep):
+            records = Units.of_corpus(source, options)
     sets = label_separator is not None or are_lists(records.label or ())
     result = make_split(records, folds=folds, test=test, seed=seed, sets=sets)
     if out is not None:
@@ -372,7 +383,7 @@ def make_split(
     subset, count = records.take(np.flatnonzero(labelled)), int(labelled.sum())
     if not count:
         raise UsageError(f"{records.name} has no records.")
-    groups = same_text_groups(subset.key, subset.group, count)
+    groups = same_text_groups(subset.key, subset.group)
     strata = _strata(subset, folds, sets)
     in_test = np.zeros(count, bool)
     if test:
@@ -428,7 +439,7 @@ def split_by_column(
     if marked := {"-1", "-2", "-3"} & {name.removesuffix(".0") for name in names.tolist()}:
         problem = f"{min(marked)} is no fold, and may mean the test set, training or neither."
         raise UsageError(f"{problem} Write test, or train and validation.", split=column)
-    groups = same_text_groups(records.key, None, len(records))
+    groups = same_text_groups(records.key)
     result = np.where(in_test, TEST, UNUSED)
     shuffled, kinds = len(names) == 1, np.char.lower(names).tolist()
     if len(kinds) == 2 and "train" in kinds and not VALIDATION.isdisjoint(kinds):
@@ -570,9 +581,7 @@ def inner_folds(
     return [(np.flatnonzero(assigned != i), np.flatnonzero(assigned == i)) for i in range(folds)]
 
 
-def same_text_groups(
-    keys: Sequence[int] | Int64 | None, groups: Sequence[str | None] | None, count: int
-) -> Int64:
+def same_text_groups(keys: Int64, groups: Sequence[str | None] | None = None) -> Int64:
     """Return ``(n,)`` group numbers, equal for records that are connected by texts or groups.
 
     Two records are connected if they have the same text or the same group, or by a chain of others.
@@ -589,25 +598,10 @@ def same_text_groups(
             # nan is what other programs write for no group: such records must not stick together
             has_value = value is not None and str(value).strip().lower() not in ("", "nan")
             to.append(first.setdefault(value, i) if has_value else i)
-    edges = np.resize(np.arange(count), len(to)), np.array(to, np.int64)
-    graph = coo_array((np.ones(len(to), bool), edges), shape=(count, count))
+    edges = np.resize(np.arange(len(keys)), len(to)), np.array(to, np.int64)
+    graph = coo_array((np.ones(len(to), bool), edges), shape=(len(keys), len(keys)))
     _, component = connected_components(graph, directed=False)
     return np.asarray(component, np.int64)
-
-
-def _records(
-    source: CorpusLike, label: str | None, group: str | None, reading: CorpusOptions, seed: int
-) -> Units:
-    folder = dataset_folder(source, reading.given)
-    if folder is not None:
-        return Units.of_dataset(VectorData.of(folder), group=group, label=label)
-    # to the corpus the group is a column that is kept, and its errors say so; the user wrote group=
-    keep = {group: "group"} if group else {}
-    # a seed without a sample changes nothing
-    drawn = seed if reading.sample is not None else 0
-    options = replace(reading, label=label, keep=tuple(keep), seed=drawn)
-    with naming(keep):
-        return Units.of_corpus(source, options)
 
 
 def _strata(records: Units, folds: int, sets: bool) -> Int64:
