@@ -152,16 +152,11 @@ def write_durably(path: Path, data: bytes | memoryview) -> None:
             with new_locked(temporary) as stream:
                 stream.write(data)
                 stream.flush()
-                # synced before the rename: else after a power cut the name may lead to an empty or
-                # torn file
-                _sync(stream.fileno())
-                os.replace(temporary, path)  # noqa: PTH105 - kept beside the calls it belongs to
+                rename(temporary, path)
         # only errors are cleaned up here; what an interrupt leaves, the next writer deletes above
-        except OSError:
+        except (OSError, StorageError):
             temporary.unlink(missing_ok=True)
             raise
-        # a rename is content of the folder, and a power cut may undo it until that is synced
-        _sync_path(path.parent)
 
 
 def new_locked(path: Path) -> BinaryIO:
@@ -176,13 +171,21 @@ def new_locked(path: Path) -> BinaryIO:
         stream.close()  # one did, before it was locked
 
 
-def publish_file(source: Path, target: Path) -> None:
-    """Give a finished file its final name; durable when it returns."""
+def rename(source: Path, target: Path) -> None:
+    """Give a finished file or folder its final name; durable when it returns.
+
+    It replaces a file or an empty folder, and never a filled one.
+    """
     with storage_errors(target):
-        # its bytes first, then its name
+        # its bytes before the rename: else after a power cut the name may lead to an empty or torn
+        # file
         _sync_path(source)
-        os.replace(source, target)  # noqa: PTH105 - kept beside the calls it belongs to
+        os.rename(source, target)  # noqa: PTH104 - must fail on a filled target, as rename(2) does
+        # a rename is content of the folder, and a power cut may undo it until that is synced
         _sync_path(target.parent)
+        # a name left one folder and came to another one: both have changed
+        if source.parent != target.parent:
+            _sync_path(source.parent)
 
 
 def link_file(source: Path, target: Path) -> None:
@@ -221,16 +224,6 @@ def make_folder(path: Path) -> None:
                 problem = f"{path} is a file where a folder is needed. Name another one."
                 raise StorageError(problem) from error
             _sync_path(path.parent)
-
-
-def publish_folder(source: Path, target: Path) -> None:
-    """Rename a folder onto a name that does not exist; durable when it returns."""
-    with storage_errors(target):
-        os.rename(source, target)  # noqa: PTH104 - must fail on a filled target, as rename(2) does
-        _sync_path(target.parent)
-        # a name left one folder and came to another one: both have changed
-        if source.parent != target.parent:
-            _sync_path(source.parent)
 
 
 def sync_tree(path: Path) -> None:
@@ -654,7 +647,7 @@ def new_file(out: Path, *, free: Callable[[], None]) -> Iterator[Path]:
             seen = state_of(out)
             yield work
             check_unchanged(out, seen)
-            publish_file(work, out)
+            rename(work, out)
         except BaseException:
             with suppress(OSError):
                 # where the folder does not let it be deleted, an empty file is all that stays
@@ -673,8 +666,8 @@ def publish(work: Path, out: Path, *, repair: bool = False) -> None:
     # under other names, from which finish_swap goes on
     if _is_filled(out):
         make_folder(work / UNFINISHED)
-        publish_folder(out, work / UNFINISHED / _OLD[repair])
-    publish_folder(work, out)
+        rename(out, work / UNFINISHED / _OLD[repair])
+    rename(work, out)
     _end_swap(out)
 
 
@@ -700,7 +693,7 @@ def finish_swap(out: Path, is_ours: Callable[[Path], bool]) -> None:
     # the old one was moved away and the new one has no name yet: it was complete by then
     if _holds_old(work) and not os.path.lexists(out):
         with exclusive(work):
-            publish_folder(work, out)
+            rename(work, out)
     # the new one has its name; what remains is to delete the old one. Of a foreign folder that
     # happens to have one of this name nothing is deleted
     if (out / UNFINISHED).is_dir() and not out.is_symlink() and is_ours(out):

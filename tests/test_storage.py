@@ -26,7 +26,7 @@ from embedkit.records import read_json
 from tests.processes import environment
 
 
-@pytest.mark.parametrize(("module", "call"), [(fcntl, "flock"), (os, "replace")])
+@pytest.mark.parametrize(("module", "call"), [(fcntl, "flock"), (os, "rename")])
 def test_writers_of_one_file_do_not_meet(
     tmp_path: Path, once_before: Any, module: Any, call: str
 ) -> None:
@@ -111,9 +111,9 @@ def test_publishing_never_replaces_a_filled_folder(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         (tmp_path / name / name).touch()
     with pytest.raises(StorageError, match="not empty"):
-        storage.publish_folder(tmp_path / "new", tmp_path / "full")
+        storage.rename(tmp_path / "new", tmp_path / "full")
     assert (tmp_path / "full/full").exists()
-    storage.publish_folder(tmp_path / "new", tmp_path / "free")
+    storage.rename(tmp_path / "new", tmp_path / "free")
     assert (tmp_path / "free/new").exists()
     storage.remove(tmp_path / "free")
     assert not (tmp_path / "free").exists()

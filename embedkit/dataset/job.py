@@ -157,7 +157,7 @@ def plan_shards(
             # both numbers prove later that the corpus is still read as it was planned
             ranges[-1] |= {"last_row": item.row, "rows": ranges[-1]["rows"] + 1}
     # before the plan, by which the next process knows that all of this is done
-    storage.publish_file(partial, layout.rejects)
+    storage.rename(partial, layout.rejects)
     # a corpus without accepted records has one shard without rows, which holds the schema
     return [ShardRange(**shard) for shard in ranges or [{}]], reader.counts
 
