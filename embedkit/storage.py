@@ -32,6 +32,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
@@ -340,6 +341,12 @@ def file_sha256(path: Path) -> str:
     # file_digest brings a buffer of its own
     with path.open("rb", buffering=0) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@cache
+def known_sha256(path: Path, _state: State) -> str:
+    """SHA-256 of a file in a state, such as that of :func:`state_of`, once in a process."""
+    return file_sha256(path)
 
 
 def check_place(path: Path) -> None:

@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, runtime_checkable
@@ -31,7 +30,7 @@ from embedkit.corpus.values import is_missing, plain
 from embedkit.errors import CorpusError, UsageError, first_line, near_path
 from embedkit.records import Count
 from embedkit.remote import address_of, spelled, store_of
-from embedkit.storage import file_sha256, reading, storage_errors, unreadable, without_secrets
+from embedkit.storage import known_sha256, reading, storage_errors, unreadable, without_secrets
 
 logger = logging.getLogger(__name__)
 
@@ -109,16 +108,11 @@ class InputFile(SourceFile):
         """Raise a :class:`CorpusError` if the file has changed."""
         now = InputFile.of(self.path, name=self.name)
         changed = (now.bytes, now.state) != (self.bytes, self.state)
-        # a backup by hard links, or other rights, change the state and not a byte
-        if changed and _sha256(self.path, now.state) != self.sha256:
-            raise CorpusError(f"{self.name} changed while it was being read. Start again.")
-
-
-@cache
-def _sha256(path: Path, state: tuple[int, ...]) -> str:
-    """The hash of a file in this state, which each shard asks for."""
-    with reading(path, error=CorpusError, advice=""):
-        return file_sha256(path)
+        with reading(self.path, error=CorpusError, advice=""):
+            # a backup by hard links, or other rights, change the state and not a byte; the hash is
+            # that of this state, which each shard asks for
+            if changed and known_sha256(self.path, now.state) != self.sha256:
+                raise CorpusError(f"{self.name} changed while it was being read. Start again.")
 
 
 def paths_of(corpus: CorpusLike) -> list[Path] | None:

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -39,7 +38,7 @@ from embedkit.encoding.inventory import Statement
 from embedkit.errors import DamagedModelError, ModelError, UsageError, first_line, near_path
 from embedkit.machine import of_all_threads
 from embedkit.records import canonical_json
-from embedkit.storage import State, file_sha256, state_of
+from embedkit.storage import known_sha256, state_of
 
 logger = logging.getLogger(__name__)
 
@@ -310,8 +309,10 @@ def _describe(name: str, folder: Path, source: str, revision: str | None) -> Che
     units = [folder / module["path"] / file for module in modules for file in _MODULE_FILES]
     hashes = {}
     for path in filter(Path.is_file, (*side, *tensors, *units)):
-        # size, time and inode stand for the content: gigabytes are hashed once per process
-        hashes[path.relative_to(folder).as_posix()] = _sha256(path, state_of(path.resolve()))
+        # size, time and inode stand for the content: a command looks up the same checkpoint several
+        # times, and gigabytes are hashed once
+        state = state_of(path.resolve())
+        hashes[path.relative_to(folder).as_posix()] = known_sha256(path, state)
     definition, prefix, statements = defined_by(folder, modules, settings, config, statements)
     fields = (name, folder, source, revision, kind, n_layers, width, config, weights, hashes)
     return Checkpoint(*fields, prefix, definition, inner, sentence, adapter, tuple(statements))
@@ -358,11 +359,6 @@ def _adapter(transformer: Path, name: str) -> str:
         if (transformer / file).is_file():
             return file
     raise ModelError(f"{name}: {transformer} holds {_ADAPTER}, but no adapter_model.safetensors.")
-
-
-@lru_cache  # a command looks up the same checkpoint several times
-def _sha256(file: Path, _state: State) -> str:
-    return file_sha256(file)
 
 
 def _model_type(config: dict[str, Any], folder: Path, name: str) -> str:
