@@ -31,7 +31,6 @@ from embedkit import storage
 from embedkit.arguments import accepts
 from embedkit.dataset.encoders import DatasetEncoder, encode_as
 from embedkit.dataset.format import (
-    TABLES,
     Layout,
     Manifest,
     is_dataset,
@@ -196,7 +195,7 @@ def _differing_in_store(address: str, sums: Mapping[str, str]) -> list[str]:
 def _check_rows(folder: Path, manifest: Manifest, result: Verification) -> None:
     """Compare the rows of the tables, and the rejects, with each other and with the counts."""
     layout, totals = Layout(folder), manifest.totals
-    tables = [name for name in TABLES if layout.content(name)]
+    tables = manifest.job.vectors.tables
     # no damage, and no problem of the dataset, if the file may not be read or the disk fails
     wrong = (ValueError, LookupError, TypeError, OverflowError, RecursionError)
     with storage.reading(layout.rejects, *wrong, advice=""):

@@ -64,13 +64,12 @@ class Layout:
         # eight digits, so that other readers, which sort names as text, keep the order of shards
         return self.root / folder / f"part-{number:08d}.parquet"
 
-    def content(self, folder: str) -> list[str]:
-        """Names of all files in a folder of shards that other readers would open."""
-        where = self.root / folder
-        if not where.is_dir():
-            return []
+    def parts(self) -> list[str]:
+        """Names of all files in the folders of shards that other readers would open."""
+        folders = (self.root / table for table in TABLES if (self.root / table).is_dir())
+        files = (file for folder in folders for file in sorted(folder.iterdir()))
         # hidden files are left out as other readers leave them out
-        return sorted(p.name for p in where.iterdir() if not p.name.startswith("."))
+        return [f"{file.parent.name}/{file.name}" for file in files if file.name[0] != "."]
 
 
 def unlisted_files(folder: Path, sums: Collection[str]) -> list[str]:
@@ -79,7 +78,7 @@ def unlisted_files(folder: Path, sums: Collection[str]) -> list[str]:
     That is a shard, as other readers take every Parquet file there for one, or what describes them.
     """
     layout = Layout(folder)
-    names = [f"{table}/{name}" for table in TABLES for name in layout.content(table)]
+    names = layout.parts()
     described = (layout.manifest, layout.job, layout.rejects, layout.shards) if names else ()
     names += [file.relative_to(folder).as_posix() for file in described]
     return [name for name in names if name not in sums]

@@ -84,9 +84,9 @@ def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
     if not free:
         layout = Layout(out)
     # an attempt that ended before its first shard binds nobody: the job is begun anew
-    elif not (layout.job.is_file() and not _holds_nothing(layout)):
+    elif not (layout.job.is_file() and layout.parts()):
         return ""
-    kept = len(layout.content("sentences"))
+    kept = sum(name.startswith("sentences/") for name in layout.parts())
     if difference(_stored(layout)[0], asdict(job.settings)):
         only = f"it is replaced only with {OVERWRITE}"
         return f"{layout.root} has other settings; {only}"
@@ -312,9 +312,9 @@ class JobFolder:
         """Raise if an unfinished job is another one, unless it may be thrown away."""
         root, (before, environment) = self.layout.root, _stored(self.layout)
         settings = difference(before, asdict(self.job.settings))
-        # without overwrite nothing that cost time is thrown away, nor what other processes may work
-        # in
-        discards = not shared and (self._overwrite or _holds_nothing(self.layout))
+        # without overwrite nothing that cost time is thrown away, as a job that ended before its
+        # first shard cost none, nor what other processes may work in
+        discards = not shared and (self._overwrite or not self.layout.parts())
         if discards and (settings or difference(environment, self.job.environment)):
             storage.empty_folder(root)
         elif settings:
@@ -424,11 +424,10 @@ class JobFolder:
         layout, out, settings = self.layout, self._out, self.job.settings
         files = {name: entry for receipt in receipts for name, entry in receipt.files.items()}
         sums = {name: digest for receipt in receipts for name, digest in receipt.sha256.items()}
-        for folder in TABLES:
-            for name in layout.content(folder):  # readers would take them for shards
-                if f"{folder}/{name}" not in files:
-                    path = layout.root / folder / name
-                    raise DamagedError(f"{path} is not a shard of this job. Move it away.")
+        for name in layout.parts():  # readers would take them for shards
+            if name not in files:
+                path = layout.root / name
+                raise DamagedError(f"{path} is not a shard of this job. Move it away.")
         shards_of: dict[str, list[int]] = {}
         # workers end in any order; the manifest does not tell which
         for receipt in sorted(receipts, key=lambda receipt: receipt.shard):
@@ -494,11 +493,6 @@ def _stored(layout: Layout, damaged: Collection[str] = ()) -> tuple[dict[str, An
                 first = content if part == "settings" else content["environments"][0]
                 return dict(content[part]), dict(first["environment"])
     return {}, {}
-
-
-def _holds_nothing(layout: Layout) -> bool:
-    """True if the job ended before its first shard."""
-    return not any(layout.content(table) for table in TABLES)
 
 
 def _is_free(out: Path) -> bool:
