@@ -178,7 +178,7 @@ def write_rows(
     header = [] if kind == "jsonl" else [dict(zip(columns, columns, strict=True))]
     count = 0
     # a file is put together in memory and appears when it is whole; printed rows appear one by one
-    sink = _Printed() if out is None else io.StringIO()
+    sink: Any = sys.stdout if out is None else io.StringIO()
     # the default line end of csv is that of Windows
     table = csv.writer(sink, lineterminator="\n")
     # the first row is asked for before the header is printed: an error in it leaves nothing behind
@@ -190,12 +190,14 @@ def write_rows(
         # log-loss, and in a ranking. Values of any size are whole, as they all are in JSON
         short = {name for name, v in fields.items() if isinstance(v, float) and abs(v) <= 1}
         values = [f"{v:.9g}" if name in short else str(v) for name, v in fields.items()]
-        if kind == "jsonl":
-            sink.write(json_line(fields) + "\n")
-        elif kind == "csv":
+        if kind == "csv":
             table.writerow(values)
-        else:  # without quotes: characters that would break the line become spaces
-            sink.write("\t".join(re.sub(r"[\t\r\n]", " ", value) for value in values) + "\n")
+            continue
+        # without quotes: characters that would break the line become spaces
+        cells = (re.sub(r"[\t\r\n]", " ", value) for value in values)
+        line = json_line(fields) if kind == "jsonl" else "\t".join(cells)
+        # a text of a corpus may hold codes that move the cursor or change the terminal's title
+        sink.write((visible(line, keep=HARMLESS) if out is None else line) + "\n")
     if out is not None:
         storage.write_files({out: sink.getvalue().encode()}, overwrite=overwrite)
     return count - len(header)
@@ -302,11 +304,3 @@ def fields_of(fields: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
         return fields | {"value": prediction.value}
     proba = {f"proba_{name}": p for name, p in prediction.proba.items()}
     return fields | {"label": prediction.label} | proba
-
-
-class _Printed(io.StringIO):
-    """Standard output without escape codes from files."""
-
-    def write(self, text: str) -> int:
-        # a text of a corpus may hold codes that move the cursor or change the terminal's title
-        return sys.stdout.write(visible(text, keep=HARMLESS))

@@ -5,7 +5,6 @@ The two sentences of a pair are encoded separately, each once; one forward pass 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +15,8 @@ import pyarrow as pa
 
 from embedkit.arguments import accepts
 from embedkit.choices import DEFAULT_MODEL
-from embedkit.corpus.memory import CorpusLike, input_files
-from embedkit.corpus.plan import CorpusOptions, plan_corpus
+from embedkit.corpus.memory import CorpusLike
+from embedkit.corpus.plan import CorpusOptions, planned_corpus
 from embedkit.corpus.records import CorpusReader, Record
 from embedkit.dataset.parquet import write_parquet
 from embedkit.display import Shown, count_text, reasons_text
@@ -34,8 +33,6 @@ from embedkit.units.target import Target
 if TYPE_CHECKING:
     from embedkit.encoding.encoder import Encoder
 
-
-logger = logging.getLogger(__name__)
 
 # pairs whose vectors are in memory at once, at all layers and poolings
 _CHUNK = 1_024
@@ -183,17 +180,13 @@ def _agreement(
 
 
 def _read_pairs(corpus: CorpusLike, reading: CorpusOptions) -> tuple[CorpusReader, list[Record]]:
-    with input_files(corpus) as files:
-        try:
-            plan = plan_corpus(files, reading).hashed()
-        except CorpusError as error:  # the score takes the place of the label
-            raise CorpusError(error.message.renamed(label="score")) from error
-        reader = CorpusReader(plan)
-        records = reader.records()
-    for notice in plan.notices:
+    try:
         # a label that was guessed has no meaning here, and is not mentioned
-        if reading.label is not None or "label" not in notice.options:
-            logger.info(notice)
+        with planned_corpus(corpus, reading, labels=reading.label is not None) as plan:
+            reader = CorpusReader(plan.hashed())
+            records = reader.records()
+    except CorpusError as error:  # the score takes the place of the label
+        raise CorpusError(error.message.renamed(label="score")) from error
     if not records:
         rejected = reasons_text(reader.counts.rejected)
         raise UsageError(f"{plan.files[0].name} contains no pair of texts{rejected}.")

@@ -247,8 +247,13 @@ def spans_of(reading: Mapping[str, Any] | None) -> str:
 
 
 @contextmanager
-def planned_corpus(corpus: CorpusLike, options: CorpusOptions) -> Iterator[CorpusPlan]:
-    """Plan a corpus, and tell what was guessed; copies of inputs last as long as the context."""
+def planned_corpus(
+    corpus: CorpusLike, options: CorpusOptions, *, labels: bool = True
+) -> Iterator[CorpusPlan]:
+    """Plan a corpus, and tell what was guessed; copies of inputs last as long as the context.
+
+    Without ``labels`` nothing is told of the column of the label.
+    """
     with ExitStack() as held:
         files = held.enter_context(input_files(corpus))
         spans: Any = options.spans
@@ -259,7 +264,8 @@ def planned_corpus(corpus: CorpusLike, options: CorpusOptions) -> Iterator[Corpu
             options = dataclasses.replace(options, spans=spans)
         plan = plan_corpus(files, options)
         for notice in plan.notices:
-            logger.info(notice)
+            if labels or "label" not in notice.options:
+                logger.info(notice)
         yield plan
 
 
