@@ -34,7 +34,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from uuid import uuid4
 
 from embedkit.errors import (
@@ -130,9 +130,6 @@ def reading(file: Path, *exceptions: type[Exception], **wording: Any) -> Iterato
         raise unreadable(file, problem, **wording) from problem
 
 
-_BUSY = (BlockingIOError, FileNotFoundError, PermissionError)
-
-
 def write_durably(path: Path, data: bytes | memoryview) -> None:
     """Write a file atomically and durably: temporary file, fsync, rename, fsync of the folder.
 
@@ -146,30 +143,21 @@ def write_durably(path: Path, data: bytes | memoryview) -> None:
             # a killed writer leaves its file behind. Only one that nobody locks may go: another
             # process may be writing the same shard now
             for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
-                with suppress(*_BUSY), leftover.open("r+b") as stream:
-                    fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with suppress(LockedError, PermissionError), exclusive(leftover):
                     leftover.unlink(missing_ok=True)
             # the lock is held until the file has its name, so that nobody takes it for a leftover
-            with new_locked(temporary) as stream:
+            with temporary.open("xb") as stream, exclusive(temporary):
                 stream.write(data)
                 stream.flush()
                 rename(temporary, path)
+        # opening and locking are two steps, and whoever cleans up may delete the still unlocked
+        # file in between
+        except LockedError:
+            write_durably(path, data)
         # only errors are cleaned up here; what an interrupt leaves, the next writer deletes above
         except (OSError, StorageError):
             temporary.unlink(missing_ok=True)
             raise
-
-
-def new_locked(path: Path) -> BinaryIO:
-    """A new file to write, locked: no process takes it for a leftover, or writes it."""
-    while True:
-        # opening and locking are two steps, and whoever cleans up may delete the still unlocked
-        # file in between: what was opened must be what stands there once it is locked
-        stream = path.open("xb")
-        fcntl.flock(stream, fcntl.LOCK_EX)
-        if path.exists() and os.path.samestat(os.fstat(stream.fileno()), path.stat()):
-            return stream
-        stream.close()  # one did, before it was locked
 
 
 def rename(source: Path, target: Path) -> None:
