@@ -229,8 +229,7 @@ def _knn(data: VectorData, queries: Float32) -> Any:
 
     heap = faiss.ResultHeap(len(queries), K, keep_max=True)
     for block in data.reader.blocks:
-        vectors = np.empty((block.rows, data.width), np.float32)
-        data.reader.read_block(block, vectors)
+        vectors = data.reader.vectors_of(block)
         scores, found = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)
         heap.add_result(scores, found + block.start)
     heap.finalize()

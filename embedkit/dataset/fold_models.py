@@ -81,11 +81,10 @@ class SeenRecords:
         return folds
 
     def held_out(self) -> SeenRecords:
-        """The same without the texts that every model was trained on: queries may be such texts."""
-        fold_of = self._fold_of_key
-        kept = np.array([fold_of.get(key) != _TRAINED for key in self.text_key.tolist()], np.bool_)
-        columns = {name: getattr(self, name)[kept] for name in ("row", "text_key", "fold")}
-        return replace(self, **columns)
+        """The same, with texts that every model was trained on in no fold: queries may be such."""
+        trained = [self._fold_of_key.get(key) == _TRAINED for key in self.text_key.tolist()]
+        # as those of a test set, whose texts are in no fold
+        return replace(self, fold=np.where(trained, ALL_FOLDS, self.fold))
 
     def check_source(self, source: Sequence[str], records: Sequence[Record]) -> None:
         """Raise a :class:`UsageError` if records of the run's corpus have another text there.

@@ -158,7 +158,7 @@ class TableReader:
         with ThreadPoolExecutor(min(8, usable_cores())) as pool:
             # files are read without the interpreter's lock; results are listed, since an error of a
             # thread is raised with its result alone
-            list(pool.map(lambda b: self.read_block(b, matrix[b.start : b.stop]), self.blocks))
+            list(pool.map(lambda b: self.vectors_of(b, matrix[b.start : b.stop]), self.blocks))
 
     @cached_property
     def blocks(self) -> list[Block]:
@@ -174,9 +174,13 @@ class TableReader:
                 start += rows
         return blocks
 
-    def read_block(self, block: Block, target: Float32) -> None:
-        """Read the vectors of a row group into ``(rows, width)``, in the caller's thread."""
-        columns = self.divided(target)
+    def vectors_of(self, block: Block, out: Float32 | None = None) -> Float32:
+        """The vectors of a row group, ``(rows, width)``, in a matrix ``out`` if one is given.
+
+        They are read in the caller's thread.
+        """
+        vectors = np.empty((block.rows, self.width), np.float32) if out is None else out
+        columns = self.divided(vectors)
         with self._opened(block.shard) as file:
             group = block.metadata.row_group(block.group)
             if not copy_vectors(file.fileno(), group, columns):
@@ -184,11 +188,6 @@ class TableReader:
                 table = self.scalars_of(block, self._views)
                 for name, matrix in columns.items():
                     matrix[:] = matrix_of(table, name)
-
-    def vectors_of(self, block: Block) -> Float32:
-        """The vectors of a row group, ``(block.rows, width)``."""
-        vectors = np.empty((block.rows, self.width), np.float32)
-        self.read_block(block, vectors)
         return vectors
 
     def scalars_of(self, block: Block, names: Sequence[str]) -> pa.Table:

@@ -252,7 +252,7 @@ def test_repeated_texts_are_given_once(dataset: Path, tmp_path: Path) -> None:
 
 def test_a_warm_searcher_reads_nothing_more(dataset: Path, calls_of: Any) -> None:
     searcher = Searcher(dataset)
-    reads = [calls_of(TableReader, name) for name in ("read_block", "scalars_of", "scalars")]
+    reads = [calls_of(TableReader, name) for name in ("vectors_of", "scalars_of", "scalars")]
     answer = searcher.texts("the movie was good", k=3)
     assert reads == [[], [], []]
     assert answer == Searcher(dataset, warm=False).texts("the movie was good", k=3)
