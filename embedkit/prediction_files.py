@@ -147,7 +147,6 @@ def check_file(
         raise OutputExistsError("this is the corpus itself. Choose another file.", out=out)
     _format(out, name=name)
     storage.refuse_existing(out, overwrite=overwrite)
-    storage.check_place(out)
 
 
 def write_rows(

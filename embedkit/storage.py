@@ -316,12 +316,13 @@ def check_unchanged(path: Path, seen: State) -> None:
 
 
 def refuse_existing(path: Path, *, overwrite: bool) -> None:
-    """Raise an :class:`OutputExistsError` if a file may not be written there; writes nothing."""
+    """Raise an error if a file may not, or cannot, be written there; writes nothing."""
     if path.is_dir():
         raise OutputExistsError(f"{path} is a folder. Choose the name of a file.")
     if os.path.lexists(path) and not overwrite:
         replace = Option("overwrite", True, before=", or pass ")
         raise OutputExistsError(f"{path} exists. Choose another name{replace}.")
+    check_place(path)
 
 
 def file_sha256(path: Path) -> str:

@@ -22,6 +22,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from embedkit.corpus.sources import EXCERPT
 from embedkit.corpus.tables import Dialect, Reject, Row, ShardRange, Table, check_names, guessed
 from embedkit.corpus.values import text_of
 from embedkit.errors import CorpusError, Option, did_you_mean
@@ -400,7 +401,7 @@ def _row(values: tuple[bytes | str | None, ...]) -> Row | Reject:
         # bytes are texts as yet undecoded; all other values are NotText
         cells = tuple(v.decode("utf-8") if isinstance(v, bytes) else v for v in values)
     except UnicodeDecodeError as error:
-        detail, raw = f"utf-8: {error.reason}", error.object[:200]
+        detail, raw = f"utf-8: {error.reason}", error.object[:EXCERPT]
         # a columnar file has neither lines nor offsets
         return Reject(None, None, 0, "invalid_encoding", detail, raw)
     return Row(None, None, 0, cells)

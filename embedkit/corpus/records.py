@@ -28,7 +28,7 @@ from embedkit.corpus.conllu import Words, between, joined, words_of
 from embedkit.corpus.memory import InputFile
 from embedkit.corpus.plan import CorpusPlan, class_columns, open_table
 from embedkit.corpus.readers import READERS
-from embedkit.corpus.sources import check_encoding
+from embedkit.corpus.sources import EXCERPT, check_encoding
 from embedkit.corpus.tables import BadRecordError, Reject, Row, ShardRange, Span, Table
 from embedkit.corpus.values import NotText, has_surrogate, list_of, number_text, set_text
 from embedkit.display import count_text
@@ -39,7 +39,6 @@ logger = logging.getLogger(__name__)
 
 # so many records judge the encoding of a file: a wrong one would reject nearly all of them
 _TRIAL = 1_000
-_EXCERPT = 200
 _REPORTED = 5_000
 # 8 MB of hashes; later ids are not compared
 _COMPARED_IDS = 1_000_000
@@ -247,7 +246,7 @@ class CorpusReader:
             # 3.0 too, as a column with missing values is written
             spans = tuple((int(number_text(str(a))), int(number_text(str(b)))) for a, b in pairs)
         except (TypeError, ValueError):
-            detail = f"{' to '.join(cells)[:_EXCERPT]} is neither a span nor a list as [[0, 5]]"
+            detail = f"{' to '.join(cells)[:EXCERPT]} is neither a span nor a list as [[0, 5]]"
             raise BadRecordError("bad_span", detail) from None
         check_spans(spans, text)
         return spans
@@ -276,7 +275,7 @@ class CorpusReader:
                     words = words_of(self._spans_of(raw, text), cell, text, labelled=labelled)
             except BadRecordError as error:
                 # half of a surrogate pair may be what is wrong with it
-                excerpt = (raw.cells[0] or "").encode("utf-8", "surrogatepass")[:_EXCERPT]
+                excerpt = (raw.cells[0] or "").encode("utf-8", "surrogatepass")[:EXCERPT]
                 place = raw.line, raw.offset, raw.length
                 raw = Reject(*place, error.reason, error.detail, excerpt)
         if isinstance(raw, Reject):

@@ -33,7 +33,9 @@ LINE_BYTES = 100  # that a line counts beside its own: millions of short ones ta
 PACKED_SUFFIXES = (".gz", ".gzip", ".zst", ".zstd", ".bz2")
 """Suffixes of compressed files; the first bytes tell which compression it is."""
 
-_EXCERPT = 200
+EXCERPT = 200
+"""Bytes of a record in its reject."""
+
 # what changes the depth in JSON, or ends an element; in a string only its end
 # counts, and a backslash hides the next byte
 _MARK, _IN_STRING = re.compile(rb'["{}\[\],]'), re.compile(rb'\\.|"', re.DOTALL)
@@ -109,7 +111,7 @@ class Line(NamedTuple):
 def first_bytes(path: Path) -> bytes:
     """The first bytes of a file on disk, which tell its compression."""
     with _opened(path) as stream:
-        return stream.read(_EXCERPT) or b""
+        return stream.read(EXCERPT) or b""
 
 
 def compression_of(path: Path) -> str | None:
@@ -125,7 +127,7 @@ def check_kind(path: Path, head: bytes | None = None, *, text: bool = True) -> N
     """
     head = first_bytes(path) if head is None else head
     # in lower case, as tags of HTML are written either way
-    start = head[:_HEAD].replace(codecs.BOM_UTF8, b"").lstrip()[:_EXCERPT].lower()
+    start = head[:_HEAD].replace(codecs.BOM_UTF8, b"").lstrip()[:EXCERPT].lower()
     for kind, at, mark, advice in _FOREIGN:
         # a longer text may well begin so
         if at == -1 and (len(head) > _ONE_LINE or b"\n" in head.strip()):
@@ -207,7 +209,7 @@ class Source:
             raise CorpusError(f"{self.path} {problem}. Convert it: tr '\\r' '\\n' < old > new.")
         offset, length = self._offset, len(data)
         if too_long := length > MAX_RECORD_BYTES:
-            rest, data = data, data[:_EXCERPT]
+            rest, data = data, data[:EXCERPT]
             # the rest is read to be counted and thrown away: offsets stay right
             while rest and not rest.endswith(b"\n"):
                 rest = self._guarded(self._stream.readline, MAX_RECORD_BYTES)
@@ -245,7 +247,7 @@ class Source:
                 if ends_item and (data or b"," in (before, mark)):
                     length, line = len(data) + dropped, number + raw.count(b"\n", 0, lead)
                     long = length > MAX_RECORD_BYTES
-                    data = data[:_EXCERPT] if long else data
+                    data = data[:EXCERPT] if long else data
                     yield Line(line, self._offset + lead, length, data, long)
                 before = mark
                 number += buffer.count(b"\n", 0, at) + ends
@@ -257,10 +259,10 @@ class Source:
             at = max(at, len(buffer) - buffer.endswith(b"\\"))
             # a long element keeps its beginning, for the excerpt of its reject
             if at > MAX_RECORD_BYTES:
-                ends += buffer.count(b"\n", _EXCERPT, at)
-                dropped += at - _EXCERPT
-                del buffer[_EXCERPT:at]
-                at = _EXCERPT
+                ends += buffer.count(b"\n", EXCERPT, at)
+                dropped += at - EXCERPT
+                del buffer[EXCERPT:at]
+                at = EXCERPT
         if depth or buffer.strip():
             raise CorpusError(f"{self.path}: its array is cut off, or not all that is in it.")
 

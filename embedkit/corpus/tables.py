@@ -28,11 +28,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from embedkit.corpus import sources
-from embedkit.corpus.sources import LINE_BYTES, MAX_RECORD_BYTES, Line, Source
+from embedkit.corpus.sources import EXCERPT, LINE_BYTES, MAX_RECORD_BYTES, Line, Source
 from embedkit.corpus.values import NotText, has_surrogate, number_text, text_of
 from embedkit.errors import CorpusError, Message, Option
-
-_EXCERPT = 200  # bytes of a record in its reject
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +225,7 @@ class TextTable(Table):
             reason, detail = error.reason, error.detail
         except UnicodeDecodeError as error:
             reason, detail = "invalid_encoding", f"{self._encoding}: {error.reason}"
-        return Reject(*place, reason, detail, first.data[:_EXCERPT])
+        return Reject(*place, reason, detail, first.data[:EXCERPT])
 
     @property
     def fraction(self) -> float:
