@@ -543,7 +543,7 @@ def new_folder(
 
     When the lock is held, ``free`` is called, which raises an error if ``out`` may not be replaced,
     and ``begin`` with the folder; without, it is emptied, work that another command could go on
-    with only by ``overwrite``. Its checksums are written if ``sealed``;
+    with only by ``overwrite``. Its checksums are written if ``sealed``, else all files are synced;
     the folder ``_unfinished`` in it has none, and is deleted at the end. By it an earlier attempt
     is told from what somebody keeps there, or ``extract`` has begun. After an error what is there
     goes, but with a ``begin`` that resumes.
@@ -564,6 +564,9 @@ def new_folder(
         ours = work.stat()
         try:
             yield work
+            # on the disk before the folder gets its name; else a crash could leave a whole name
+            # with half a file. What is sealed is durable already
+            (seal if sealed else sync_tree)(work)
         except BaseException:
             with suppress(OSError, StorageError):
                 # unless it was deleted, and another process has begun its own there
@@ -573,8 +576,6 @@ def new_folder(
                     elif [*work.glob("*")] == [mark]:
                         mark.rmdir()
             raise
-        if sealed:
-            seal(work)
         # the second look at what stands there: this block may have worked for hours
         with replacing(out, seen):
             publish(work, out)

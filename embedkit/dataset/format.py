@@ -263,7 +263,6 @@ def local_dataset(path: AnyPath, *, new: bool = False, whole: bool = False) -> P
                 # indexes are made here and are not in the store; they belong to this very content
                 if same:
                     storage.link_tree(Layout(copy).index, Layout(work).index)
-                storage.sync_tree(work)
     return copy
 
 

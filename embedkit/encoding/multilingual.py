@@ -93,12 +93,9 @@ def packaged_checkpoint() -> Path | None:
     storage.make_folder(folder.parent)
     with storage.exclusive(folder.parent, wait=True):
         if not folder.is_dir():  # no other process has made it meanwhile
-            with storage.new_folder(folder, sealed=False) as work:
-                with storage.storage_errors(work, SafetensorError):
-                    write_checkpoint(data, work)
-                # on the disk before the folder gets its name; else a crash could leave a whole name
-                # with half a file
-                storage.sync_tree(work)
+            new = storage.new_folder(folder, sealed=False)
+            with new as work, storage.storage_errors(work, SafetensorError):
+                write_checkpoint(data, work)
     return folder
 
 

@@ -271,19 +271,17 @@ def export(
     free = partial(_check_place, target, source, names, overwrite=overwrite)
     # no SHA256SUMS (sealed): the folder is to be like any checkpoint. free is asked again under the
     # lock
-    with new_folder(target, free=free, sealed=False, overwrite=overwrite) as work:
-        with storage.storage_errors(work, SafetensorError):
-            for file in files:  # what else is there may be a link to anywhere
-                # head.json means nothing to transformers, and the weights are written without the
-                # head below
-                if file not in (HEAD_FILE, WEIGHTS):
-                    storage.make_folder((work / file).parent)
-                    shutil.copyfile(source / inside / file, work / file)
-            weights = load_file(str(source / inside / WEIGHTS))
-            kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
-            save_weights(kept, work)
-        # before the rename that new_folder ends with
-        storage.sync_tree(work)
+    new = new_folder(target, free=free, sealed=False, overwrite=overwrite)
+    with new as work, storage.storage_errors(work, SafetensorError):
+        for file in files:  # what else is there may be a link to anywhere
+            # head.json means nothing to transformers, and the weights are written without the head
+            # below
+            if file not in (HEAD_FILE, WEIGHTS):
+                storage.make_folder((work / file).parent)
+                shutil.copyfile(source / inside / file, work / file)
+        weights = load_file(str(source / inside / WEIGHTS))
+        kept = {n: v for n, v in weights.items() if has_head or not n.startswith("embedkit.")}
+        save_weights(kept, work)
     kind, tokens = "Token" if content.level == "word" else "Sequence", content.tokens
     loader = f"AutoModelFor{kind}Classification" if has_head else "AutoModel"
     cut = content.thresholds[content.models.index(name)]
