@@ -569,7 +569,7 @@ class _Laboratory:
         if not data.manifest.job.storage.text:
             raise UsageError(f"{data.path} stores no texts to encode again.")
         names = [name for name in ("text", "text_pair") if name in data.columns]
-        self._texts, self._y = data.reader.pick(places, names), y
+        self._texts, self._y = data.reader.table_at(places, names).to_pydict(), y
         self._load, self._base, self._own = load, load(), "+".join(data.views)
         self._checkpoint = self._base.encoder.checkpoint
         self._modules = {module.kind for module in self._checkpoint.definition.modules}

@@ -248,7 +248,7 @@ def _recompute(
     for done, number in enumerate(result.recomputed_shards):
         progress(Progress("recomputing", done, len(result.recomputed_shards), "shards"))
         places, worst = chosen[shard_of == number], 0.0
-        columns = data.pick(places, names)
+        columns = data.table_at(places, names).to_pydict()
         texts, pairs = columns["text"], columns.get("text_pair")
         result.recomputed_texts += len(texts)
         # the texts of a shard are encoded together, words included where the dataset has them

@@ -229,7 +229,7 @@ class VectorData(Shown):
         """The first ten rows, with the first numbers of their vectors."""
         first = np.arange(min(len(self), 10))
         vectors = self.reader.vectors_at(first)[:, :4]
-        columns = self.reader.pick(first, self.columns) | {
+        columns = self.reader.table_at(first, self.columns).to_pydict() | {
             "X": [", ".join(f"{number:.3f}" for number in vector) + ", …" for vector in vectors]
         }
         cells = zip(*columns.values(), strict=True)

@@ -159,7 +159,7 @@ class OpenSource:
         if folds is not None:  # the models of another fold give another vector
             cells["fold"] = folds[texts[hits]].tolist()
         same = np.ones(len(hits), bool)
-        for name, stored in self.tables["sentences"].pick(places, [*cells]).items():
+        for name, stored in self.tables["sentences"].table_at(places, [*cells]).to_pydict().items():
             same &= np.array(stored, object) == np.array(cells[name], object)
         # the same sentence may be divided into other words
         if self._marked:

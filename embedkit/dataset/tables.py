@@ -21,7 +21,7 @@ from functools import cached_property
 from io import FileIO
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -244,10 +244,6 @@ class TableReader:
     def columns(self) -> list[str]:
         """Names of the columns that are not vectors."""
         return [name for name in self.schema.names if name not in self._stored]
-
-    def pick(self, indices: Int64, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Python values of columns, for ``(m,)`` positions in any order."""
-        return dict(self.table_at(indices, names).to_pydict())
 
     def table_at(self, indices: Int64, names: Sequence[str]) -> pa.Table:
         """Columns at ``(m,)`` positions in any order."""

@@ -460,7 +460,7 @@ def _columns(
             near = did_you_mean(color, data.columns)
             raise UsageError(f"{data.path} has {', '.join(data.columns)}.{near}", color=color)
         names.append(color)
-    values = data.reader.pick(indices, names)
+    values = data.reader.table_at(indices, names).to_pydict()
     # no text was cut, so both colour alike
     if values["n_kept"] == values["n_tokens"] and color != "n_kept":
         names.remove("n_kept")
@@ -544,7 +544,7 @@ def _clusters(data: VectorData, indices: Int64, seed: int) -> Column:
     """Clusters of the texts by the view that is shown first."""
     texts = [""] * len(indices)
     if "text" in data.columns:
-        texts = [text or "" for text in data.reader.pick(indices, ["text"])["text"]]
+        texts = [text or "" for text in data.reader.table_at(indices, ["text"])["text"].to_pylist()]
     codes, names = cluster_texts(unit_rows(data.reader.vectors_at(indices)), texts, seed=seed)
     counts = tuple(np.bincount(codes, minlength=len(names)).tolist())
     name = CLUSTERS + " (computed)" * (CLUSTERS in data.columns)
@@ -637,7 +637,7 @@ def _page(
         content["columns"].append({"name": column.name, "kind": column.kind})
     blocks["names"] = pages.packed_json([[c.names, c.counts] for c in columns])
     names = ["row", *(name for name in ("id", "text", "text_pair") if name in data.columns)]
-    values = data.reader.pick(indices[order], names)
+    values = data.reader.table_at(indices[order], names).to_pydict()
     texts = values.get("text") or [""] * len(order)
     if pair := values.get("text_pair"):
         texts = [f"{text}\n{other or ''}" for text, other in zip(texts, pair, strict=True)]
