@@ -243,8 +243,7 @@ def train_fold(
 class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
     """The Trainer with this module's batches, evaluation and checkpoints.
 
-    It is its own callback: it stops a fold that diverges or does not improve, marks complete
-    checkpoints, and reports.
+    It is its own callback: it ends a fold that diverges, saves from time to time, and reports.
     """
 
     control: Any
@@ -319,7 +318,10 @@ class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
         return loss
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-        """Compute loss and score on the validation records, independent of batches."""
+        """Compute loss and score on the validation records, independent of batches.
+
+        Report them, and stop a fold that does not improve.
+        """
         fold, target = self.fold, self.fold.target
         index, precision = np.unique(fold.record[fold.valid]), fold.options.precision
         # as predictions are made later; the Trainer's own loop would average the losses of batches
@@ -355,10 +357,9 @@ class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
             # on the CPU, since training goes on in the same tensors, and in memory, since a file a
             # second would take as long as the epochs of few texts
             self.best = {name: value.cpu().clone() for name, value in self._trained().items()}
-        # what the Trainer's own evaluate would call
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, metrics
-        )
+        self._report(self.state)
+        if _is_stuck(self.state, fold.options):
+            self.control.should_training_stop = True
         return metrics
 
     def floating_point_ops(self, *_: Any) -> int:
@@ -366,8 +367,20 @@ class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
         return 0
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Save a checkpoint, mark it as complete, and delete older ones."""
         with saving(self.fold.work):
             super()._save_checkpoint(model, trial)
+        folder = self.fold.work / f"checkpoint-{self.state.global_step}"
+        # first all files, then the mark that they are complete, and then the older checkpoints may
+        # go
+        storage.sync_tree(folder)
+        totals = {name: float(value) for name, value in self._totals.items()}
+        content = {"seconds": time.process_time() - self._started, "totals": totals}
+        storage.write_durably(folder / _COMPLETE, json.dumps(content).encode())
+        for other in self.fold.work.glob("checkpoint-*"):
+            if other.name != folder.name:
+                storage.remove(other)
+        self._saved = time.perf_counter()
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Save what training changes, and the best of it so far unless that is the same."""
@@ -392,12 +405,6 @@ class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
         # an exception: by control a callback ends training as if it were done
         _check_loss((logs or {}).get("loss", 0.0), self.fold, state)
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Report, and stop a fold that does not improve."""
-        self._report(state)
-        if _is_stuck(state, self.fold.options):
-            control.should_training_stop = True
-
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Show progress, and save within a long epoch."""
         # the end of an epoch has its own turn, in on_epoch_end
@@ -417,23 +424,9 @@ class FoldTrainer(Trainer, TrainerCallback):  # type: ignore[misc]
         self.log({n: float(totals[key] / texts) for n, key in means.items() if key in totals})
         totals.update(dict.fromkeys(totals, 0.0))
         control.should_log, control.should_save = True, self._is_time_to_save
-        # with validation records on_evaluate reports, when their scores are there
+        # with validation records evaluate reports, when their scores are there
         if not len(self.fold.valid):
             self._report(state)
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Mark a checkpoint as complete, and delete older ones."""
-        folder = self.fold.work / f"checkpoint-{state.global_step}"
-        # first all files, then the mark that they are complete, and then the older checkpoints may
-        # go
-        storage.sync_tree(folder)
-        totals = {name: float(value) for name, value in self._totals.items()}
-        content = {"seconds": time.process_time() - self._started, "totals": totals}
-        storage.write_durably(folder / _COMPLETE, json.dumps(content).encode())
-        for other in self.fold.work.glob("checkpoint-*"):
-            if other.name != folder.name:
-                storage.remove(other)
-        self._saved = time.perf_counter()
 
     @property
     def _is_time_to_save(self) -> bool:
