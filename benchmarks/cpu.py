@@ -353,7 +353,7 @@ def _stages(plan: ExtractPlan, texts: Sequence[str]) -> dict[str, float]:
         own = SimpleNamespace(backend_tokenizer=ready, name_or_path="")
         with mock.patch.object(tokenizer, "hf", own):
             tokenized = spent("ids", tokenizer.encode, texts, settings=settings)
-        with mock.patch("embedkit.encoding.shard._Shard._forward"):
+        with mock.patch("embedkit.encoding.shard.Shard._forward"):
             shard = spent("shard", lambda: plan.start_shard(records, tokenized).result())
         lengths = lengths_of(tokenized, tokenizer)
         spent("ledger", lambda: ledger_of(lengths_of(tokenized, tokenizer), limit=512))

@@ -40,7 +40,7 @@ from embedkit.encoding.model import (
 from embedkit.encoding.packed import PackedModel, fastest
 from embedkit.encoding.pooling import POOLERS, sentence_pooler
 from embedkit.encoding.products import calibrate
-from embedkit.encoding.shard import OnTokens, PendingShard, Request, queue_shard
+from embedkit.encoding.shard import OnTokens, PendingShard, Shard
 from embedkit.encoding.tables import TokenVectors, WordVectors, joined, token_vectors, word_vectors
 from embedkit.encoding.tokenizer import load_tokenizer
 from embedkit.encoding.views import (
@@ -447,8 +447,9 @@ class Encoder(Reloaded):
         is called with the number of tokens after each batch.
         """
         self.check_poolings({view.pooling for view in views})
-        request = Request(views, token_layers, self.poolers, special_tokens=special_tokens)
-        return queue_shard(self.model, texts, request, self.batch_tokens, on_tokens)
+        what = views, token_layers, self.poolers
+        shard = Shard(self.model, texts, *what, special_tokens=special_tokens)
+        return shard.queue(self.batch_tokens, on_tokens)
 
     @cached_property
     def is_causal(self) -> bool:

@@ -45,63 +45,11 @@ _LEAST_TOKENS = 512
 """Tokens below which a batch is not divided among threads."""
 
 
-class Request:
-    """The vectors that are asked for, and the layers to read for them."""
-
-    def __init__(
-        self,
-        views: Sequence[View],
-        token_layers: Sequence[LayerSpec],
-        poolers: Mapping[Pooling, Pooler],
-        *,
-        special_tokens: bool,
-    ) -> None:
-        self.poolers, self.special_tokens = poolers, special_tokens
-        self.views = list(dict.fromkeys(views))
-        self.token_layers = list(dict.fromkeys(token_layers))
-        specs = {*(v.layer for v in views), *token_layers}
-        # by the layer that completes them: that is when they can be computed
-        self.specs = sorted(specs, key=lambda s: (s.highest, s.layers, s.combination or ""))
-        self.layers = sorted({layer for spec in specs for layer in spec.layers})
-        # specs are in ascending order, so that the last one that reads a layer has the last word
-        self.last_use = {layer: spec.highest for spec in self.specs for layer in spec.layers}
-        read = [view.layer for view in views if poolers[view.pooling].reads_all]
-        self.whole = {*token_layers, *read}
-        # only first tokens of the highest layer may be needed
-        highest = [spec for spec in specs if self.layers[-1] in spec.layers]
-        self.first_only = all(len(s.layers) == 1 and s not in self.whole for s in highest)
-
-
 class PendingShard(NamedTuple):
     """A shard whose batches are queued on the device."""
 
     nbytes: int  # of its vectors, which the device holds until they are fetched
     result: Callable[[], ShardVectors]  # waits for them; to be called once, from any thread
-
-
-@undisturbed()
-def queue_shard(
-    model: Model, texts: TokenizedTexts, request: Request, batch_tokens: int, on_tokens: OnTokens
-) -> PendingShard:
-    """Send a shard to the device and queue its batches; on CPU they have run when it returns."""
-    shard = _Shard(model, texts, request)
-    try:
-        nbytes = shard.send()
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        # batches can be halved, a shard cannot: its rows decide its bytes
-        raise EncodeError(
-            f"the memory of {model.device} does not suffice for the vectors of a shard of "
-            f"{len(texts):,} texts. Use fewer views or layers, or another device."
-        ) from error
-    if request.layers:
-        shard.run_all(batch_tokens, on_tokens)
-    if model.device.type == "cuda":
-        # marks the end of this shard's work in the queue; result() waits for it and not for later
-        # ones
-        shard.launched = torch.cuda.current_stream(model.device).record_event()
-    return PendingShard(nbytes, shard.result)
 
 
 T = TypeVar("T")
@@ -120,27 +68,75 @@ def _threads_kept() -> Callable[[], object]:
     return partial(anew, torch.set_num_threads, anew(torch.get_num_threads))
 
 
-class _Shard:
-    """The windows of a shard in the order in which they run, and where their vectors go."""
+class Shard:
+    """The windows of texts in the order in which they run, and the vectors that are asked of them.
+
+    ``views`` and ``token_layers`` are these vectors; ``special_tokens``: poolings count them too.
+    """
 
     launched: torch.cuda.Event | None = None  # on a GPU
 
-    def __init__(self, model: Model, texts: TokenizedTexts, request: Request) -> None:
-        self._model, self._texts, self._request = model, texts, request
+    def __init__(
+        self,
+        model: Model,
+        texts: TokenizedTexts,
+        views: Sequence[View],
+        token_layers: Sequence[LayerSpec],
+        poolers: Mapping[Pooling, Pooler],
+        *,
+        special_tokens: bool,
+    ) -> None:
+        self._model, self._texts, self._poolers = model, texts, poolers
+        self._views = list(dict.fromkeys(views))
+        self._token_layers = list(dict.fromkeys(token_layers))
+        specs = {*(v.layer for v in views), *token_layers}
+        # by the layer that completes them: that is when they can be computed
+        self._specs = sorted(specs, key=lambda s: (s.highest, s.layers, s.combination or ""))
+        self._layers = sorted({layer for spec in specs for layer in spec.layers})
+        # specs are in ascending order, so that the last one that reads a layer has the last word
+        self._last_use = {layer: spec.highest for spec in self._specs for layer in spec.layers}
+        read = [view.layer for view in views if poolers[view.pooling].reads_all]
+        self._whole = {*token_layers, *read}
+        # only first tokens of the highest layer may be needed
+        highest = [spec for spec in specs if self._layers[-1] in spec.layers]
+        self._first_only = all(len(s.layers) == 1 and s not in self._whole for s in highest)
         # tokens that mean and max count, each in one window of its text only
-        every = request.special_tokens
-        self._counted = texts.owned if every else texts.owned & (texts.segment[texts.seen] >= 0)
+        self._counted = texts.owned
+        if not special_tokens:
+            self._counted = texts.owned & (texts.segment[texts.seen] >= 0)
         self._counts = np.diff(ends_of(self._counted)[texts.window_ends])
         # before anything is sent: equal windows run once
         self._first = _first_equal(texts, self._counted)
 
-    def send(self) -> int:
+    @undisturbed()
+    def queue(self, batch_tokens: int, on_tokens: OnTokens) -> PendingShard:
+        """Send the shard to the device and queue its batches; on CPU they have run afterwards."""
+        device = self._model.device
+        try:
+            nbytes = self._send()
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            # batches can be halved, a shard cannot: its rows decide its bytes
+            raise EncodeError(
+                f"the memory of {device} does not suffice for the vectors of a shard of "
+                f"{len(self._texts):,} texts. Use fewer views or layers, or another device."
+            ) from error
+        if self._layers:
+            self._run_all(batch_tokens, on_tokens)
+        if device.type == "cuda":
+            # marks the end of this shard's work in the queue; _result() waits for it and not for
+            # later ones
+            self.launched = torch.cuda.current_stream(device).record_event()
+        return PendingShard(nbytes, self._result)
+
+    def _send(self) -> int:
         """Send the distinct windows, longest first, ties in input order.
 
         Return the bytes of the vectors, for which room is made on the device.
         """
         texts, lengths = self._texts, np.diff(self._texts.window_ends)
-        model, request = self._model, self._request
+        model = self._model
         unique = np.unique(self._first)
         unique = unique[lengths[unique] > 0]  # decoders have no special tokens
         # longest first: little padding, equal lengths side by side, and lack of memory shows early
@@ -159,7 +155,7 @@ class _Shard:
             self._counted_ends,
             order,
         ]
-        if request.token_layers:
+        if self._token_layers:
             self._owned_ends = ends_of(owned)[self._begins]
             arrays += np.flatnonzero(owned), seen[owned]
         sizes = [len(values) for values in arrays]
@@ -169,13 +165,13 @@ class _Shard:
         together = torch.empty(sum(sizes), dtype=torch.int64, pin_memory=pinned)
         np.concatenate(arrays, out=together.numpy())
         self._sent = torch.split(together.to(model.device, non_blocking=True), sizes)
-        widths = {view.name: view.layer.width(model.width) for view in request.views}
+        widths = {view.name: view.layer.width(model.width) for view in self._views}
         self._vectors = _block(len(self._first), widths, model.device)
-        widths = {spec.name: spec.width(model.width) for spec in request.token_layers}
+        widths = {spec.name: spec.width(model.width) for spec in self._token_layers}
         self._tokens = _block(len(texts.ids), widths, model.device)
         return sum(t.nbytes for t in (*self._vectors.values(), *self._tokens.values()))
 
-    def run_all(self, batch_tokens: int, on_tokens: OnTokens) -> None:
+    def _run_all(self, batch_tokens: int, on_tokens: OnTokens) -> None:
         """Run all batches; on CPU side by side, which is faster than several threads in each."""
         model, threads = self._model, torch.get_num_threads()
         on_cpu = model.device.type == "cpu"
@@ -233,7 +229,7 @@ class _Shard:
 
     def _forward(self, start: int, stop: int) -> None:
         ids, types, begins, rows, bags, index = self._sent[:6]
-        request, begin, end = self._request, int(self._begins[start]), int(self._begins[stop])
+        begin, end = int(self._begins[start]), int(self._begins[stop])
         lengths = tuple(self._lengths[start:stop].tolist())
         offsets = begins[start : stop + 1] - begin
         batch = PackedBatch(ids[begin:end], types[begin:end], offsets, lengths)
@@ -252,19 +248,19 @@ class _Shard:
             held[layer] = hidden
             # the highest layer may hold first tokens alone: then row i is sequence i
             where = tokens
-            if request.first_only and layer == request.layers[-1]:
+            if self._first_only and layer == self._layers[-1]:
                 where = tokens._replace(first=torch.arange(stop - start, device=hidden.device))
-            for spec in request.specs:
+            for spec in self._specs:
                 if spec.highest != layer:
                     continue
                 states = combine_layers([held[i] for i in spec.layers], spec.combination)
-                if spec in request.whole:
+                if spec in self._whole:
                     states = states.float()  # once for all views
-                for view in request.views:
+                for view in self._views:
                     if view.layer == spec:
-                        pooled = request.poolers[view.pooling].pool(states, where)
+                        pooled = self._poolers[view.pooling].pool(states, where)
                         self._vectors[view.name].index_copy_(0, index[start:stop], pooled)
-                if spec in request.token_layers:  # each token from one window only
+                if spec in self._token_layers:  # each token from one window only
                     owned, places = self._sent[6:]
                     kept = slice(int(self._owned_ends[start]), int(self._owned_ends[stop]))
                     # without windows every token is kept, and the rows are the right ones as they
@@ -273,12 +269,12 @@ class _Shard:
                         states = states.index_select(0, owned[kept] - begin)
                     self._tokens[spec.name].index_copy_(0, places[kept], states)
             # a layer is freed as soon as no combination waits for it
-            for unused in [i for i in held if request.last_use[i] <= layer]:
+            for unused in [i for i in held if self._last_use[i] <= layer]:
                 del held[unused]
 
-        self._model.forward(batch, request.layers, on_layer, first_only=request.first_only)
+        self._model.forward(batch, self._layers, on_layer, first_only=self._first_only)
 
-    def result(self) -> ShardVectors:
+    def _result(self) -> ShardVectors:
         """Wait for the vectors."""
         views = self._fetched(self._vectors)
         tokens = self._fetched(self._tokens)
@@ -290,8 +286,8 @@ class _Shard:
             for values in tokens.values():
                 values[rows] = values[source]
         begins = self._texts.text_windows[:-1]
-        for view in self._request.views:
-            pooler, values = self._request.poolers[view.pooling], views[view.name]
+        for view in self._views:
+            pooler, values = self._poolers[view.pooling], views[view.name]
             values[repeated] = values[first]
             # an empty window did not run, and its row is memory that nobody wrote
             values[np.diff(self._texts.window_ends) == 0] = 0
