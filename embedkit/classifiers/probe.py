@@ -144,7 +144,11 @@ def probe(
     data = load_or_extract(dataset, extraction, progress=progress, **what)
     if control is not None:
         check_encodable(data)
-    names, units = _names(data, view), Units.of_dataset(data, label=label)
+    stored = data.manifest.columns_of("sentences" if data.level == "sentence" else "words")
+    # views may be given in several spellings; load knows them, and refuses those that are not
+    # stored, or that are named twice
+    names = list(stored if view is None else load(data.path, view, level=data.level).views)
+    units = Units.of_dataset(data, label=label)
     problem = Problem.of(
         units, task=task, separator=label_separator, split=split, folds=folds, seed=seed
     )
@@ -199,15 +203,6 @@ def _curvatures(data: VectorData, records: Int64) -> dict[str, float]:
         vectors = tokens.reader.vectors_at(index)
         curves[split_view(name)[1]] = geometry.curvature(vectors, tokens.row[index])
     return curves
-
-
-def _names(data: VectorData, view: str | Sequence[str] | None) -> list[str]:
-    """Names of the stored views to score, by default all."""
-    if view is None:
-        return list(data.manifest.columns_of("sentences" if data.level == "sentence" else "words"))
-    # views may be given in several spellings; load knows them, and refuses those that are not
-    # stored, or that are named twice
-    return list(load(data.path, view, level=data.level).views)
 
 
 class _Probed(NamedTuple):

@@ -48,8 +48,7 @@ class IndexKind(NamedTuple):
     """A kind of index."""
 
     factory: str  # for ``faiss.index_factory``
-    effort: str = ""  # parameter of the search that trades speed for recall
-    value: int = 0
+    effort: int = 0  # of the search, which trades speed for recall
     minimum: int = 1  # records that are needed to build one
 
     def factory_of(self, data: VectorData) -> str:
@@ -65,16 +64,16 @@ class IndexKind(NamedTuple):
         import faiss
 
         # a search of a graph returns at most as many as it keeps in its queue
-        if self.effort == "efSearch":
-            return faiss.SearchParametersHNSW(efSearch=max(self.value, k))
-        return faiss.SearchParametersIVF(nprobe=self.value) if self.effort else None
+        if self.factory.startswith("HNSW"):
+            return faiss.SearchParametersHNSW(efSearch=max(self.effort, k))
+        return faiss.SearchParametersIVF(nprobe=self.effort) if self.effort else None
 
 
 KINDS = {
     "flat": IndexKind("Flat"),
-    "hnsw": IndexKind("HNSW16", "efSearch", 64),
-    "ivf": IndexKind("IVF{lists},Flat", "nprobe", 32),
-    "ivfpq": IndexKind("IVF{lists},PQ{pieces}x8np", "nprobe", 32, minimum=2_000),
+    "hnsw": IndexKind("HNSW16", 64),
+    "ivf": IndexKind("IVF{lists},Flat", 32),
+    "ivfpq": IndexKind("IVF{lists},PQ{pieces}x8np", 32, minimum=2_000),
 }
 """A new kind is one row here and its name in :data:`embedkit.choices.INDEX_KINDS`."""
 

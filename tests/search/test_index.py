@@ -98,7 +98,7 @@ def test_recall_is_of_records_left_out(copy: Path) -> None:
     assert whole.recall is not None
     assert 0.9 < whole.recall <= 1
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(KINDS, "ivf", KINDS["ivf"]._replace(value=1))
+        patch.setitem(KINDS, "ivf", KINDS["ivf"]._replace(effort=1))
         info = build_index(copy, kind="ivf", overwrite=True)
         data = embedkit.load(copy)
         found = open_index(data, kind="ivf")(data.X[:500], 11)
