@@ -208,6 +208,8 @@ def test_inner_folds_never_divide_a_group(tune: bool) -> None:
         settings = EstimatorSettings(name, tune=tune, threshold=by_metric)
         found: Any = fit(Problem(units_with(X), target, made), np.arange(180), settings)
         assert (found.inner.argmax(1) == y).mean() < 0.7
+        if tune and name == "knn":  # what was chosen is what is fitted
+            assert found.choice.parameters.items() <= found.pipeline[-1].get_params().items()
 
 
 def test_a_vocabulary_is_learnt_from_training_texts_alone() -> None:
