@@ -203,3 +203,5 @@ def test_what_is_loaded_is_loaded_anew_in_a_worker(frame: pd.DataFrame) -> None:
     assert np.array_equal(copies[0].encode(texts), encoder.encode(texts))
     assert copies[1].predict(texts) == predictor.predict(texts)
     assert copies[2].texts(texts) == searcher.texts(texts)
+    with pytest.raises(UsageError, match="the run has the labels 0, 1"):
+        embedkit.Predictor(run, device="cpu", label_names={"2": "liked"})

@@ -381,6 +381,8 @@ def test_a_pipeline_file_builds_the_listed_classes_alone(
         text = np.frombuffer(json.dumps(content).encode(), np.uint8)
         content = save_arrays({"pipeline": text, "0": np.zeros(3)})
     (run / "model/pipeline.safetensors").write_bytes(content)
+    with pytest.raises(DamagedError, match="Make the run again"):  # it is not read before
+        Predictor(run, device="cpu")
     seal(run)
     with pytest.raises(DamagedError, match=rf"pipeline\.safetensors ({message})"):
         Predictor(run, device="cpu").predict(["a"])
