@@ -459,10 +459,13 @@ def test_each_fold_is_what_scikit_learn_fits(trained: Path, frame: pd.DataFrame)
     assert np.allclose(made.proba_1, expected, atol=1e-4)
 
 
-def test_an_estimator_named_by_its_class_is_stored_with_what_an_imputer_saw(trained: Path) -> None:
+def test_an_estimator_named_by_its_class_is_stored_with_what_an_imputer_saw(
+    trained: Path, frame: pd.DataFrame
+) -> None:
     kind = "sklearn.neighbors:NearestCentroid"
     options: dict[str, Any] = {"columns": OWN, "estimator": kind, "tune": False}
-    run = embedkit.train(trained / "data", out=trained / "named", **options).out
+    corpus = write_frame(frame, trained / "named.csv")
+    run = embedkit.train(corpus, model=str(tiny_model()), out=trained / "named", **options).out
     assert len([*Predictor(run).predict_stored(trained / "data")[1]]) == 60
 
 
