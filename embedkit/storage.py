@@ -145,8 +145,10 @@ def write_durably(path: Path, data: bytes | memoryview) -> None:
             for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.partial"):
                 with suppress(LockedError, PermissionError), exclusive(leftover):
                     leftover.unlink(missing_ok=True)
-            # the lock is held until the file has its name, so that nobody takes it for a leftover
-            with temporary.open("xb") as stream, exclusive(temporary):
+            # the lock is held until the file has its name, so that nobody takes it for a leftover,
+            # and by the descriptor that writes: on SMB it keeps every other one from writing
+            temporary.touch(exist_ok=False)
+            with exclusive(temporary) as held, os.fdopen(held, "wb", closefd=False) as stream:
                 stream.write(data)
                 stream.flush()
                 rename(temporary, path)
@@ -244,8 +246,8 @@ def empty_folder(path: Path) -> None:
 @contextmanager
 def exclusive(
     path: Path, *, shared: bool = False, wait: bool = False, leave_empty: bool = True
-) -> Iterator[None]:
-    """Hold the lock of a folder or file; the kernel frees it at the end.
+) -> Iterator[int]:
+    """Hold the lock of a folder or file, by a descriptor; the kernel frees it at the end.
 
     A :class:`LockedError` if another process holds it, unless both ask for a ``shared`` one; or
     ``wait`` until it is free. Also if something fails because another process has deleted the
@@ -273,7 +275,7 @@ def exclusive(
             problem = f"{path}: its file system has no locks ({error.strerror})"
             raise StorageError(f"{problem}. Write to another one, and copy the result.") from error
         try:
-            yield
+            yield descriptor
         except BaseException as error:
             # a folder without links was deleted under us: what failed was not the disk
             status = os.fstat(descriptor)
