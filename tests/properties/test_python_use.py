@@ -205,3 +205,5 @@ def test_what_is_loaded_is_loaded_anew_in_a_worker(frame: pd.DataFrame) -> None:
     assert copies[2].texts(texts) == searcher.texts(texts)
     with pytest.raises(UsageError, match="the run has the labels 0, 1"):
         embedkit.Predictor(run, device="cpu", label_names={"2": "liked"})
+    with pytest.raises(UsageError, match=r"labels texts\. Use predict"):
+        predictor.predict_words(texts)
