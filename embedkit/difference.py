@@ -320,7 +320,8 @@ def _vectors_of(frame: Any, column: str | None, *, named: bool) -> NDArray[Any]:
         shown = ", ".join(map(str, frame.columns))
         if not names:
             raise ValueError(f"it has neither lists nor columns v0, v1, …, but {shown:.60}")
-        raise ValueError(f"it has vectors in {', '.join(map(str, names))}; name one by view")
+        listed = ", ".join(map(str, names))
+        raise ValueError(f"it has vectors in {listed}; name one by view, after that of the dataset")
     if chosen[0] in numbered:
         # by number, not by place: a table may be sorted by the names of its columns
         return np.asarray(frame[[c for _, c in sorted(numbered[chosen[0]].items())]])

@@ -277,7 +277,7 @@ def _imported(name: str, task: str) -> Estimator:
     if library not in ("sklearn", "lightgbm"):
         raise UsageError(
             f"only models of scikit-learn and LightGBM can be loaded safely, and {cls} belongs to "
-            f"{library}. Fit it in Python.",
+            f"{library}. Fit it on the vectors of load().",
             estimator=name,
         )
     try:

@@ -27,7 +27,7 @@ from embedkit.corpus.readers import format_of_name
 from embedkit.corpus.tables import Reject, Row
 from embedkit.dataset.format import Layout, Manifest, is_dataset, read_manifest
 from embedkit.display import count_text
-from embedkit.errors import CorpusError, MismatchError, UsageError, did_you_mean
+from embedkit.errors import CorpusError, MismatchError, Option, UsageError, did_you_mean
 from embedkit.remote import address_of
 from embedkit.runs.folder import read_run
 from embedkit.runs.predictions import Predictions, fold_names, invalid_proba, read_predictions
@@ -109,7 +109,7 @@ def read_runs(
                 f"{first.content.level}. Compare runs of one level."
             )
         if run.content.split.fingerprint != first.content.split.fingerprint:
-            advice = "Make one split (embedkit split) and give it to both with --split."
+            advice = f"Give one to both, {Option('split', of='train')}, made by embedkit split."
             if run.content.split.source != first.content.split.source:
                 advice = "It is of other files: make both runs from the same, or the same frame."
             raise MismatchError(

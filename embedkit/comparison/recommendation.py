@@ -26,7 +26,7 @@ from embedkit.choices import DEFAULT_MODEL, ESTIMATORS
 from embedkit.comparison.cases import Cases
 from embedkit.comparison.load import FOREIGN, LoadedRun
 from embedkit.comparison.table import MAJORITY, Compared, Row, best_first, price, records_to_decide
-from embedkit.corpus.plan import class_columns
+from embedkit.corpus.plan import class_columns, spans_of
 from embedkit.display import count_text, duration_text, typing_folder, undashed
 from embedkit.encoding.views import split_view, view_ranges, view_text
 from embedkit.runs.intervals import Difference
@@ -254,7 +254,7 @@ def _decisions(compared: Compared, rows: Sequence[Row]) -> Iterator[Decision]:
 
 
 def _not_tried(question: str, command: str) -> Decision:
-    sentence = "" if command else "This needs a dataset of the corpus: embedkit extract."
+    sentence = "" if command else "This needs a dataset with texts and labels: embedkit extract."
     return Decision(question, _NOT_TRIED, "", sentence, command)
 
 
@@ -354,7 +354,12 @@ def _command(compared: Compared, command: str, *options: str, of: str = "") -> s
     # vectors of fold models belong to a run, and cannot be probed or trained on under another
     # split; then the dataset that most runs share
     datasets = sorted(
-        (dataset for dataset in compared.datasets if not of or of in dataset.runs),
+        (
+            dataset
+            for dataset in compared.datasets
+            if (not of or of in dataset.runs)
+            and (dataset.manifest.job.storage.text or command != "finetune")
+        ),
         key=lambda d: (d.manifest.job.folds is not None, -len(d.runs)),
     )
     if not datasets:
@@ -424,12 +429,16 @@ def _use(compared: Compared) -> str:
     name = compared.selection.with_model
     if compared.row(name).kind == "blend":
         runs = [portable(run.path) for run in compared.models]
-        end = ["--write-blend", portable(_free(Path("blend.tsv"))), "--prefer", "score"]
-        return shlex.join(["embedkit", "compare", *runs, *end])
+        # the method to use may be another one by another metric
+        end = ["--metric", compared.metric, "--write-blend", portable(_free(Path("blend.tsv")))]
+        return shlex.join(["embedkit", "compare", *runs, *end, "--prefer", "score"])
     run = _run(compared, name)
     pair = ["--text-pair", "another text"] if run.content.dataset.pairs else []
-    # numbers beside a text stand in a file
-    what = ["new.tsv"] if run.content.columns else ["--text", "a new text", *pair]
+    # numbers and spans beside a text stand in a file
+    in_file = run.content.columns or spans_of(run.content.dataset.reading) == "columns"
+    what = ["new.tsv"] if in_file else ["--text", "a new text", *pair]
+    if isinstance(run.content, FinetuneRun) and ":" in run.content.head:  # the user's own
+        what += ["--head", run.content.head]
     return shlex.join(["embedkit", "predict", portable(run.path), *what])
 
 

@@ -180,10 +180,11 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
     stored, spans = data.manifest.job.vectors, data.manifest.job.input.spans
     kind = "tokens" if stored.tokens else "words" if stored.words and not spans else None
     if kind is None:
+        words = "" if spans else f"{Option('words', 'mean', of='extract')} or "
         raise UsageError(
             f"{data.path} has no word vectors{' but those of its spans' if spans else ''}. Give "
-            "sentences instead of it, or extract it again with "
-            f"{Option('words', 'mean', of='extract')} or {Option('tokens', True, of='extract')}."
+            f"sentences instead of it, or extract it again with {words}"
+            f"{Option('tokens', True, of='extract')}."
         )
     if "text" not in data.columns:
         raise UsageError(f"{data.path} stores no texts, so words cannot be looked for.")
@@ -197,7 +198,11 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
         uses = [uses[int(i)] for i in np.sort(drawn)]
     if kind == "words":
         tokens = Option("tokens", True, of="extract")
-        logger.info(Message(f"vectors of whole words, with particles and marks; {tokens}: without"))
+        logger.info(
+            Message(
+                f"vectors of whole words, with particles and marks; extract with {tokens}: without"
+            )
+        )
     tables = layer_tables(data, kind, rows=np.unique([use.row for use in uses]))
     none = f"{word!r} has no token in {data.path}, or stands where its texts were cut."
     return _means(uses, tables, none=none)._replace(data=data)

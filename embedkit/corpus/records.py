@@ -381,7 +381,7 @@ def _check(cells: Sequence[str | None], *, texts: int, empty: bool) -> None:
 def _span_lists(file: InputFile) -> dict[str, str]:
     """The spans of each id, ascending, as a cell of a column of lists."""
     lists: dict[str, list[tuple[int, int]]] = {}
-    cells: Any = "no rows"
+    cells: Any = "no rows of these"
     with closing(open_table(file)) as table:
         try:
             for row in table.rows(("id", "start", "end")):

@@ -55,8 +55,11 @@ _ANNEX = b"/annex/objects/", *(b"../" * n + b".git/annex/objects/" for n in rang
 _XML = b"<?xml", b"<rss", b"<svg", b"<rdf", b"<error>"
 _ERRORS = b"429: too", b"400: invalid", b"entry not found", b"error code: "
 _UNPACK = "Unpack it; gzip, zstd and bzip2 are read"
-_ZIP = f"{_UNPACK}; if it is a workbook, read it with {Option('format', 'sheet')}"
-_COLUMNS = r"Make columns of it: sed 's/^__label__\([^ ]*\) /\1\t/' old > new.tsv; it has no header"
+_SHEET = f"; if it is a workbook, read it with {Option('format', 'sheet')}"
+_ZIP, _OLD = f"{_UNPACK}{_SHEET}", f"Save it as text{_SHEET}"
+# several labels of a text are joined first
+_SED = r":a;s/^\(__label__[^ ]*\) __label__/\1,/;ta;s/^__label__\([^ ]*\) /\1\t/"
+_COLUMNS = f"Make columns of it: sed '{_SED}' old > new.tsv; it has no header"
 _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a PDF", 0, b"%PDF-", "Extract its text first"),
     ("an image", 0, (b"\x89PNG\r\n", b"\xff\xd8\xff"), _FETCH),
@@ -64,7 +67,7 @@ _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a tar archive", 257, b"ustar", "Unpack it"),
     ("a packed file, maybe within another one", 0, _PACKED, _UNPACK),
     ("a zip file", 0, b"PK\x03\x04", _ZIP),
-    ("an old Office document, or a locked one", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", _KIND),
+    ("an old Office document, or a locked one", 0, b"\xd0\xcf\x11\xe0\xa1\xb1", _OLD),
     ("a pickle", 0, (b"\x80\x04\x95", b"\x80\x05\x95"), "Load it, and pass the object in Python"),
     ("a NumPy array", 0, b"\x93NUMPY", "Load it, and pass the list of its texts in Python"),
     ("a file of Stata or SPSS", 0, (b"<stata_dta>", b"$FL2@(#)"), "Export it as CSV"),

@@ -143,6 +143,7 @@ class Table(ABC):
     notices: tuple[Message, ...] = ()  # about guesses, for the user
     word_columns: tuple[str, ...] = ()  # with a list of a value for each word
     open_ended: bool = False  # whether later records may have further columns
+    lacks_header: bool = False  # whether it may: its first row may be a record
     blank: int = 0
 
     @property
@@ -282,6 +283,8 @@ _Records = Iterator[tuple[Sequence[Line], Sequence[str] | BadRecordError]]
 
 class DelimitedTable(TextTable):
     """TSV or CSV: records of cells."""
+
+    lacks_header = True
 
     def _places(self, names: Sequence[str]) -> list[int]:
         return [self.columns.index(name) for name in names]
@@ -541,10 +544,14 @@ class JsonTable(TextTable):
         sources.check_encoding(self.path, self._encoding, undecodable, len(filled))
         # a lone { opens an object over several lines: a document, not records
         if filled and (not objects or filled[0].data.strip() == b"{"):
+            begins = filled[0].data.strip()
+            # an array of texts, on one line or on several
+            is_list = begins == b"[" or (begins[:1] == b"[" and len(filled) == 1)
+            each = "'.[] | {text: .}'" if is_list else "."
             raise CorpusError(
                 f"{self.path} holds neither JSON objects, one per line, nor an array of them "
-                f"({problem}). Write each on a line (jq -c . old > new), or pass a list in Python "
-                "(embedkit.extract(json.load(file)['data'], …))."
+                f"({problem}). Write each on a line (jq -c {each} old > new), or pass a list in "
+                "Python (embedkit.extract(json.load(file)['data'], …))."
             )
         if objects == len(filled) == 1 and _is_frame(record):
             raise CorpusError(
@@ -556,7 +563,8 @@ class JsonTable(TextTable):
             # entities of a text have their places in it
             if len(inner) > 1 and "start" not in inner[0]:
                 problem = f"is one record; its {name} is a list of {len(value)} objects"
-                advice = f" (if these are the records: jq -c '.{name}[]' old > new)"
+                quoted = name.replace(".", '"."')  # a key may be of any characters
+                advice = f" (if these are the records: jq -c '.\"{quoted}\"[]' old > new)"
                 self.notices = (Message(f"{self.path.name} {problem}{advice}"),)
         return list(self._kinds)
 

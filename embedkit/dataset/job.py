@@ -268,7 +268,8 @@ class JobFolder:
         if differences := difference(_stored(Layout(out), damaged)[0], asdict(settings)):
             grown: Option | str = ""
             # a corpus that has grown is the usual reason, and need not cost all of its texts again
-            if "input." in differences and settings.storage.text:
+            same = all(line.startswith("  input.") for line in differences.splitlines())
+            if same and settings.storage.text and settings.storage.profile != "int8":
                 use = "which encodes only the texts that it lacks"
                 grown = Option("reuse", out, before=" and ", after=f", {use}")
             raise OutputExistsError(

@@ -127,12 +127,12 @@ def cast_for_storage(vectors: Float32, storage: str, *, name: str, rows: Any) ->
             result = vectors.astype(np.float16)
     if not np.isfinite(result).all():
         bad = np.flatnonzero(~np.isfinite(result).all(axis=1))
-        reason = "NaN or infinite values"
+        reason, advice = "NaN or infinite values", ""
         if np.isfinite(vectors).all():
             # finite before, so that only the rounding is to blame
-            reason = f"values beyond float16 (over 65504); use {Option('storage', 'float32')}"
+            reason, advice = "values over 65504", f" Use {Option('storage', 'float32')}."
         listed = ", ".join(str(rows[i]) for i in bad[:5])
-        raise EncodeError(f"{name}: {reason} in {len(bad)} vectors (rows {listed}).")
+        raise EncodeError(f"{name}: {reason} in {len(bad)} vectors (rows {listed}).{advice}")
     # the low bits are zero now, which byte stream split gathers and zstd takes away
     return result.astype(np.float32) if storage == "compact" else result
 

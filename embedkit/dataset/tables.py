@@ -207,7 +207,9 @@ class TableReader:
             if name not in self.columns:
                 root = self._path
                 if name == "text":
-                    raise UsageError(f"{root} stores no texts. Give the corpus file itself.")
+                    raise UsageError(
+                        f"{root} stores no texts. Extract it with them, or give the corpus."
+                    )
                 raise UsageError(
                     f"{root} has no column {name!r}; it has {', '.join(self.columns)}."
                     f"{did_you_mean(name, self.columns)} Extract it again with "

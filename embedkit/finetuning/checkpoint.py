@@ -245,7 +245,7 @@ def export(
     """
     if to is not None:
         if fold != "best":
-            raise UsageError(f"it is for a run; leave out {Option('to')}.", fold=fold)
+            raise UsageError("it is for a run. Leave it out.", fold=fold)
         return load(what, view).export(out, to=to, overwrite=overwrite)
     if view is not None:
         raise UsageError(f"it is for a dataset; pass {Option('to')} too.", view=view)

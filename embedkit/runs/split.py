@@ -294,7 +294,7 @@ def split_for(
 def align_split(file: str | Path | Split, records: Units) -> Split:
     """Return a split of these records, which is of the same input and may have more of them."""
     split, name = file if isinstance(file, Split) else read_split(Path(file)), records.name
-    advice = f"Make one for it: embedkit split {name} --out FILE."
+    advice = "Make one for it, by embedkit split."
     # row numbers mean the same records only in the same input files
     if split.settings.source != records.source:
         raise MismatchError(f"{file} was made for other data than {name} (other files). {advice}")
@@ -621,8 +621,9 @@ def _strata(records: Units, folds: int, sets: bool) -> Int64:
     # regression
     if len(names) > 2 and np.isfinite(values).all():
         return _bins(values, counts, max(needed, len(classes) // _BINS))[classes]
-    rare, least = str(names[np.argmin(counts)]), counts.min()
-    few = f"fewer than the {folds} folds: use fewer" if folds > 1 else "too few to hold out a fifth"
+    rare, least = str(names[np.argmin(counts)]), int(counts.min())
+    fewer = ": use fewer" * (least > 1)  # one record cannot be on both sides
+    few = f"fewer than the {folds} folds{fewer}" if folds > 1 else "too few to hold out a fifth"
     raise UsageError(
         f"{len(names)} labels for {len(classes)} records; label {rare!r} has {least}, {few}. "
         "Leave that class out (empty its labels), or join it with another."

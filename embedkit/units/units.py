@@ -436,7 +436,7 @@ class Units:
     def check_labelled(self) -> None:
         """Raise a :class:`UsageError` if there are no labels."""
         if self.label is None:
-            what, option, advice = "records", "label", "a kept one, or pass the column itself"
+            what, option, advice = "records", "label", "a kept one"
             if self.word is not None:
                 what, option, advice = "words", "word_label", "it is named to extract"
             raise UsageError(

@@ -460,11 +460,12 @@ def test_each_fold_is_what_scikit_learn_fits(trained: Path, frame: pd.DataFrame)
 
 
 def test_an_estimator_named_by_its_class_is_stored_with_what_an_imputer_saw(
-    trained: Path, frame: pd.DataFrame
+    trained: Path, frame: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(trained)  # where the vectors of a file go
     kind = "sklearn.neighbors:NearestCentroid"
     options: dict[str, Any] = {"columns": OWN, "estimator": kind, "tune": False}
-    corpus = write_frame(frame, trained / "named.csv")
+    corpus = write_frame(frame, Path("named.csv"))
     run = embedkit.train(corpus, model=str(tiny_model()), out=trained / "named", **options).out
     assert len([*Predictor(run).predict_stored(trained / "data")[1]]) == 60
 

@@ -288,7 +288,9 @@ def test_beside_another_tool_the_next_command_is_of_a_method_with_a_model(tmp_pa
     assert found.blend_to_use().name == "good"
     assert "good --text" in recommend(found).next
     selection = found.selection._replace(name=file.name, with_model="blend: mean")
-    assert recommend(replace(found, selection=selection)).next.startswith("embedkit compare ")
+    blending = recommend(replace(found, selection=selection, metric="f2")).next
+    assert blending.startswith("embedkit compare ")
+    assert " --metric f2 --write-blend " in blending
 
 
 def test_vectors_of_a_fine_tuned_encoder_are_called_that(tmp_path: Path) -> None:

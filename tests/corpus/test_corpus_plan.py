@@ -265,6 +265,8 @@ def test_a_separator_is_given(folder: Folder) -> None:
     assert folder.plan("text\na\n", "c.csv", encoding="UTF-8").encoding == "utf-8"
     with pytest.raises(CorpusError, match="without a header: header=False"):
         folder.plan('"0","14","Mon","@x hi, there"\n"4","15","Tue","so, sad"\n', "c.csv")
+    with pytest.raises(CorpusError, match=r"text_pair=\.$"):  # of keys a header is no question
+        folder.plan('{"a": "x", "b": 1}\n', "c.jsonl")
     for first in ("Error code: 5 again", "@relationships, so sweet", "<body> of a text"):
         assert folder.read(f"{first}\nmore\n", "c.txt").texts == [first, "more"]
     for name in ("<<<<<<< HEAD", "id，text", "id\x01text", "id^text", "id::text"):

@@ -177,7 +177,7 @@ def test_values_are_binned_whole(values: Any) -> None:
 
 BAD_INPUT: dict[str, Any] = {
     "label 'a'": (["a"] * 10, {}),
-    r"label 'b' has 1\b": (["a"] * 9 + ["b"], {}),
+    r"label 'b' has 1, fewer than the 5 folds\. Leave": (["a"] * 9 + ["b"], {}),
     "5 folds": (["a", "b"] * 2, {}),
     r"label 'a' has 2, too few to hold out a fifth\. Leave": (["a", "b"] * 2, {"folds": 1}),
     "label 'a' has 9, .* 10 folds": (["a", "b"] * 9, {"folds": 10}),
