@@ -260,7 +260,10 @@ def test_names_of_columns_are_composed_and_without_outer_spaces(tmp_path: Path) 
         assert predict_file(run.out, file, out=file.with_suffix(".out.tsv")) == (16, "text", {})
 
 
-def test_train_draws_the_sample_that_extract_draws(tmp_path: Path) -> None:
+def test_train_draws_the_sample_that_extract_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where the vectors of a frame go
     rows = pd.DataFrame({"label": [0, 1] * 40, "text": [f"text {i}" for i in range(80)]})
     made = extract_tiny(rows, tmp_path / "data", sample=20, seed=3).out
     run = train(rows, out=tmp_path / "run", features="tfidf", folds=2, sample=20, seed=3)
