@@ -92,6 +92,8 @@ def test_datasets_are_those_that_the_runs_were_made_from(folder: Path, tmp_path:
         stream.write(json.dumps(last | {"shards_found": 1, "seconds": 1e-3}) + "\n")
     seconds = dataset._replace(path=data).encode_seconds("sentence")
     assert seconds == dataset.encode_seconds("sentence") is not None
+    log.write_text(json.dumps(last | {"tokens_encoded": 0}), "utf-8")  # all was reused
+    assert dataset._replace(path=data).encode_seconds("sentence") is None
 
 
 @pytest.mark.parametrize("made", [True, *slow(False)], ids=["split file", "own split"])
