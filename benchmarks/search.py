@@ -29,10 +29,10 @@ import pyarrow as pa
 import embedkit
 from benchmarks.measure import describe, in_turn, table
 from embedkit.dataset.format import Names, Totals, is_dataset
-from embedkit.dataset.job import Job, JobFolder
+from embedkit.dataset.job import JobFolder
 from embedkit.dataset.parquet import shard_bytes
 from embedkit.dataset.read import VectorData
-from embedkit.dataset.settings import JobSettings
+from embedkit.dataset.settings import Job, JobSettings
 from embedkit.machine import usable_cores
 from embedkit.records import from_json
 from embedkit.search.exact import nearest

@@ -38,8 +38,8 @@ from embedkit.dataset.format import (
     read_manifest,
     unlisted_files,
 )
-from embedkit.dataset.job import difference
 from embedkit.dataset.parquet import read_table
+from embedkit.dataset.settings import difference
 from embedkit.dataset.tables import TableReader
 from embedkit.display import Shown, count_text
 from embedkit.encoding.windows import ranges

@@ -435,8 +435,8 @@ def _use(compared: Compared) -> str:
     run = _run(compared, name)
     pair = ["--text-pair", "another text"] if run.content.dataset.pairs else []
     # numbers and spans beside a text stand in a file
-    in_file = run.content.columns or spans_of(run.content.dataset.reading) == "columns"
-    what = ["new.tsv"] if in_file else ["--text", "a new text", *pair]
+    spans = run.content.level == "word" and spans_of(run.content.dataset.reading) == "columns"
+    what = ["new.tsv"] if run.content.columns or spans else ["--text", "a new text", *pair]
     if isinstance(run.content, FinetuneRun) and ":" in run.content.head:  # the user's own
         what += ["--head", run.content.head]
     return shlex.join(["embedkit", "predict", portable(run.path), *what])

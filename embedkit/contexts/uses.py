@@ -198,11 +198,8 @@ def uses_in_dataset(dataset: AnyPath, word: str, *, match: str = "word") -> UseV
         uses = [uses[int(i)] for i in np.sort(drawn)]
     if kind == "words":
         tokens = Option("tokens", True, of="extract")
-        logger.info(
-            Message(
-                f"vectors of whole words, with particles and marks; extract with {tokens}: without"
-            )
-        )
+        said = "vectors of whole words, with particles and marks; without them:"
+        logger.info(Message(f"{said} extract with {tokens}"))
     tables = layer_tables(data, kind, rows=np.unique([use.row for use in uses]))
     none = f"{word!r} has no token in {data.path}, or stands where its texts were cut."
     return _means(uses, tables, none=none)._replace(data=data)

@@ -57,9 +57,9 @@ _ERRORS = b"429: too", b"400: invalid", b"entry not found", b"error code: "
 _UNPACK = "Unpack it; gzip, zstd and bzip2 are read"
 _SHEET = f"; if it is a workbook, read it with {Option('format', 'sheet')}"
 _ZIP, _OLD = f"{_UNPACK}{_SHEET}", f"Save it as text{_SHEET}"
-# several labels of a text are joined first
-_SED = r":a;s/^\(__label__[^ ]*\) __label__/\1,/;ta;s/^__label__\([^ ]*\) /\1\t/"
-_COLUMNS = f"Make columns of it: sed '{_SED}' old > new.tsv; it has no header"
+# several labels of a text are joined first; no blanks, at which a terminal would break the line
+_SED = r":a;s/^(__label__\S*)\s__label__/\1,/;ta;s/^__label__(\S*)\s/\1\t/"
+_COLUMNS = f"Make columns of it: sed -E '{_SED}' old > new.tsv; it has no header"
 _FOREIGN: Sequence[tuple[str, int | None, bytes | tuple[bytes, ...], str]] = (
     ("a PDF", 0, b"%PDF-", "Extract its text first"),
     ("an image", 0, (b"\x89PNG\r\n", b"\xff\xd8\xff"), _FETCH),

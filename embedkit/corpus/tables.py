@@ -544,9 +544,10 @@ class JsonTable(TextTable):
         sources.check_encoding(self.path, self._encoding, undecodable, len(filled))
         # a lone { opens an object over several lines: a document, not records
         if filled and (not objects or filled[0].data.strip() == b"{"):
-            begins = filled[0].data.strip()
             # an array of texts, on one line or on several
-            is_list = begins == b"[" or (begins[:1] == b"[" and len(filled) == 1)
+            begins = b"".join(line.data for line in filled[:2]).translate(None, b" \t\r")
+            whole = filled[0].data.strip().endswith(b"]") and len(filled) > 1  # a list on each
+            is_list = begins[:2] == b'["' and not whole
             each = "'.[] | {text: .}'" if is_list else "."
             raise CorpusError(
                 f"{self.path} holds neither JSON objects, one per line, nor an array of them "
@@ -563,7 +564,7 @@ class JsonTable(TextTable):
             # entities of a text have their places in it
             if len(inner) > 1 and "start" not in inner[0]:
                 problem = f"is one record; its {name} is a list of {len(value)} objects"
-                quoted = name.replace(".", '"."')  # a key may be of any characters
+                quoted = name.replace(".", '"."')  # as it may be no word
                 advice = f" (if these are the records: jq -c '.\"{quoted}\"[]' old > new)"
                 self.notices = (Message(f"{self.path.name} {problem}{advice}"),)
         return list(self._kinds)

@@ -19,7 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -43,12 +43,14 @@ from embedkit.dataset.format import (
 )
 from embedkit.dataset.info import card_of
 from embedkit.dataset.parquet import footer_sha256, read_facts, read_table, write_parquet
-from embedkit.dataset.settings import JobSettings
+from embedkit.dataset.reuse import source_of
+from embedkit.dataset.settings import Job, difference
 from embedkit.display import count_text
 from embedkit.errors import (
     OVERWRITE,
     CorpusError,
     DamagedError,
+    EmbedkitError,
     MismatchError,
     Option,
     OutputExistsError,
@@ -60,14 +62,6 @@ logger = logging.getLogger(__name__)
 
 # key in the schema metadata of shards.parquet
 _COUNTS = b"embedkit.counts"
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Identity of a dataset: its settings, and versions, device and a hash of its arithmetic."""
-
-    settings: JobSettings
-    environment: dict[str, Any]
 
 
 def existing_output(out: Path, job: Job, *, overwrite: bool) -> str:
@@ -264,12 +258,11 @@ class JobFolder:
             # by the list, and not by its own name: what it says of the job still holds
             damaged.setdefault(storage.SUMS, f"{name} is not in {storage.SUMS}")
         damaged |= storage.differing_files(out, sums)
-        settings = self.job.settings
-        if differences := difference(_stored(Layout(out), damaged)[0], asdict(settings)):
+        if differences := difference(_stored(Layout(out), damaged)[0], asdict(self.job.settings)):
             grown: Option | str = ""
             # a corpus that has grown is the usual reason, and need not cost all of its texts again
-            same = all(line.startswith("  input.") for line in differences.splitlines())
-            if same and settings.storage.text and settings.storage.profile != "int8":
+            with suppress(EmbedkitError):  # reuse would be refused
+                source_of(out, self.job, any_environment=self._any_environment)
                 use = "which encodes only the texts that it lacks"
                 grown = Option("reuse", out, before=" and ", after=f", {use}")
             raise OutputExistsError(
@@ -530,39 +523,3 @@ def _refuse_foreign(root: Path) -> None:
             f"{root} is the folder of the unfinished job, but {min(foreign).name} was not made by "
             f"embedkit. Move it away, or pass another {Option('out')}."
         )
-
-
-def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Fields that differ, one a line, with both values."""
-    old, new = dict(_flat(before)), dict(_flat(now))
-    for values in (old, new):  # of a workbook it is the name of the sheet
-        if values.get("input.format") == "sheet":
-            values["input.sheet"] = values.pop("input.delimiter")
-
-    def short(value: Any) -> str:
-        text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
-        return text if len(text) <= 60 else text[:57] + "…"
-
-    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    # of another model all files differ, and their checksums tell a reader nothing
-    sums = "model.sha256."
-    files = ", ".join(key.removeprefix(sums) for key in differing if key.startswith(sums))
-    lines = [
-        f"  {key}: {short(old.get(key))} there, {short(new.get(key))} now"
-        for key in differing
-        if not key.startswith(sums)
-    ]
-    return "\n".join([f"  model: other contents of {files}"] * bool(files) + lines)
-
-
-def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
-    # lists of plain values stay whole, which reads better than one line for each of them
-    elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
-        for i, inner in enumerate(value):
-            yield from _flat(inner, f"{prefix}[{i}]")
-    else:
-        # what comes from JSON has lists where records have tuples
-        yield prefix, list(value) if isinstance(value, tuple) else value

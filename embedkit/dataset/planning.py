@@ -20,9 +20,10 @@ from embedkit.corpus.plan import CorpusOptions, CorpusPlan, CorpusSettings, plan
 from embedkit.corpus.records import CorpusReader
 from embedkit.dataset.fold_models import SeenRecords, check_unseen, find_fold_models, load_encoder
 from embedkit.dataset.format import FORMAT_VERSION, RESERVED, local_dataset
-from embedkit.dataset.job import Job, recorded_precision
+from embedkit.dataset.job import recorded_precision
 from embedkit.dataset.settings import (
     ExtractOptions,
+    Job,
     JobSettings,
     ModelRecord,
     StorageRecord,

@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 from embedkit.corpus.records import Record
 from embedkit.dataset.fold_models import keys_of
 from embedkit.dataset.format import local_dataset, read_manifest
-from embedkit.dataset.job import Job, difference
-from embedkit.dataset.settings import JobSettings, unlike
+from embedkit.dataset.settings import Job, JobSettings, difference, unlike
 from embedkit.dataset.tables import TableReader
 from embedkit.encoding.windows import match, ranges
 from embedkit.errors import MismatchError, Option, UsageError

@@ -12,8 +12,9 @@ dataset, and two machines work on one job. A change of the environment does not 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -303,3 +304,47 @@ class JobSettings:
     def vector_settings(self) -> VectorIdentity:
         """Everything that shapes a vector."""
         return VectorIdentity.of(self.vectors, model=self.model, storage=self.storage.profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Identity of a dataset: its settings, and versions, device and a hash of its arithmetic."""
+
+    settings: JobSettings
+    environment: dict[str, Any]
+
+
+def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Fields that differ, one a line, with both values."""
+    old, new = dict(_flat(before)), dict(_flat(now))
+    for values in (old, new):  # of a workbook it is the name of the sheet
+        if values.get("input.format") == "sheet":
+            values["input.sheet"] = values.pop("input.delimiter")
+
+    def short(value: Any) -> str:
+        text = "nothing" if value is None else json.dumps(value, ensure_ascii=False)
+        return text if len(text) <= 60 else text[:57] + "…"
+
+    differing = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    # of another model all files differ, and their checksums tell a reader nothing
+    sums = "model.sha256."
+    files = ", ".join(key.removeprefix(sums) for key in differing if key.startswith(sums))
+    lines = [
+        f"  {key}: {short(old.get(key))} there, {short(new.get(key))} now"
+        for key in differing
+        if not key.startswith(sums)
+    ]
+    return "\n".join([f"  model: other contents of {files}"] * bool(files) + lines)
+
+
+def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{prefix}.{key}" if prefix else str(key))
+    # lists of plain values stay whole, which reads better than one line for each of them
+    elif isinstance(value, list | tuple) and any(isinstance(v, Mapping) for v in value):
+        for i, inner in enumerate(value):
+            yield from _flat(inner, f"{prefix}[{i}]")
+    else:
+        # what comes from JSON has lists where records have tuples
+        yield prefix, list(value) if isinstance(value, tuple) else value

@@ -39,10 +39,10 @@ from embedkit.corpus.records import Record
 from embedkit.corpus.tables import ShardRange
 from embedkit.dataset.fold_models import SeenRecords, keys_of, load_encoder
 from embedkit.dataset.format import Receipt
-from embedkit.dataset.job import Job, JobFolder, ShardReader, check_environment
+from embedkit.dataset.job import JobFolder, ShardReader, check_environment
 from embedkit.dataset.parquet import cast_for_storage, kept_neighbours, numbers, shard_bytes
 from embedkit.dataset.reuse import Lengths, OpenSource, ReusedTexts, Source, reused_texts
-from embedkit.dataset.settings import ExtractOptions, JobSettings, ModelRecord, VectorIdentity
+from embedkit.dataset.settings import ExtractOptions, Job, JobSettings, ModelRecord, VectorIdentity
 from embedkit.encoding.encoder import Encoder
 from embedkit.encoding.shard import OnTokens, PendingShard
 from embedkit.encoding.tables import TokenVectors, WordVectors, token_vectors, word_vectors

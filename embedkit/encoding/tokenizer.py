@@ -170,9 +170,9 @@ def choose_max_length(checkpoint: Checkpoint, tokenizer: TextTokenizer, limit: i
     """Tokens per sequence: as requested, else as sentence-transformers or the tokenizer states."""
     if limit is not None:
         if limit > checkpoint.limit:
-            windows = Option("on_long", "window", after=" reads longer texts", of="extract")
+            windows = Option("on_long", "window", of="extract")
             problem = f"{checkpoint.name} has positions for {checkpoint.limit:.0f} tokens"
-            advice = f"Pass that many, or fewer; extract with {windows}"
+            advice = f"Pass that many, or fewer; to read longer texts, extract with {windows}"
             raise UsageError(f"{problem}. {advice}.", max_length=limit)
         return limit
     stated = inventory.stated_length(checkpoint.sentence)

@@ -245,7 +245,8 @@ def export(
     """
     if to is not None:
         if fold != "best":
-            raise UsageError("it is for a run. Leave it out.", fold=fold)
+            other = f"{Option('to')} for a dataset"
+            raise UsageError(f"it is for a run, {other}. Leave one out.", fold=fold)
         return load(what, view).export(out, to=to, overwrite=overwrite)
     if view is not None:
         raise UsageError(f"it is for a dataset; pass {Option('to')} too.", view=view)

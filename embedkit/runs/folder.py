@@ -32,9 +32,8 @@ from embedkit.corpus.plan import spans_of
 from embedkit.corpus.readers import READERS
 from embedkit.dataset.format import Names, is_dataset, local_dataset
 from embedkit.dataset.info import DatasetInfo, describe_dataset
-from embedkit.dataset.job import difference
 from embedkit.dataset.read import VectorData
-from embedkit.dataset.settings import ModelRecord, unlike
+from embedkit.dataset.settings import ModelRecord, difference, unlike
 from embedkit.display import TYPED, ShownFolder
 from embedkit.errors import (
     OVERWRITE,
