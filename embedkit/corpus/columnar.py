@@ -272,7 +272,7 @@ def _fits_memory(path: Path, sheet: str, _state: State) -> bool:
 class SheetTable(Table):
     """One sheet of a workbook, which is in memory; its first row names the columns, if any."""
 
-    lacks_header = True
+    may_lack_header = True
 
     def __init__(self, path: Path, dialect: Dialect) -> None:
         try:

@@ -519,7 +519,7 @@ class _Guess(NamedTuple):
             # 0 is the name that a column without a header has
             if only.lower() not in (*_TEXT_NAMES, "0"):
                 headless = Option("header", False, before=" (if that is a text: ", after=")")
-                advice = headless if self.tables[0].lacks_header else ""
+                advice = headless if self.tables[0].may_lack_header else ""
                 self.notices.append(Message(f"text column: the only one, {only[:60]!r}{advice}"))
             return only
         # a column of words is a text only if it is a list; last, since a text beside it is meant
@@ -533,7 +533,7 @@ class _Guess(NamedTuple):
             headless = Option("header", False, before="; without a header: ")
             divided = Option("delimiter", before="; of cells that another mark divides: ")
             advice = f"{'' if is_numbered else headless}{divided if len(self.columns) == 1 else ''}"
-            advice = advice if self.tables[0].lacks_header else ""  # others have names
+            advice = advice if self.tables[0].may_lack_header else ""  # others have names
             raise CorpusError(
                 f"{self.file}: which column is the text? It has {_listed(self.columns)}. Name "
                 f"one with {Option('text')}, and the second text of a pair with "

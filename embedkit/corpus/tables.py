@@ -143,7 +143,7 @@ class Table(ABC):
     notices: tuple[Message, ...] = ()  # about guesses, for the user
     word_columns: tuple[str, ...] = ()  # with a list of a value for each word
     open_ended: bool = False  # whether later records may have further columns
-    lacks_header: bool = False  # whether it may: its first row may be a record
+    may_lack_header: bool = False  # whether its first row may be a record
     blank: int = 0
 
     @property
@@ -284,7 +284,7 @@ _Records = Iterator[tuple[Sequence[Line], Sequence[str] | BadRecordError]]
 class DelimitedTable(TextTable):
     """TSV or CSV: records of cells."""
 
-    lacks_header = True
+    may_lack_header = True
 
     def _places(self, names: Sequence[str]) -> list[int]:
         return [self.columns.index(name) for name in names]

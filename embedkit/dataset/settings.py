@@ -4,6 +4,7 @@
     VectorSettings   all decided: layers, widths, lengths, precision
     VectorIdentity   with model and storage: everything that shapes a vector
     JobSettings      with corpus, folds and shards: everything that shapes a byte of a dataset
+    Job              with the environment: versions, device and a hash of the arithmetic
 
 The SHA-256 of ``JobSettings`` is the fingerprint by which a job is resumed, a shard is bound to its
 dataset, and two machines work on one job. A change of the environment does not change it.
