@@ -14,7 +14,7 @@ from functools import cache, partial
 from itertools import chain, islice
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -154,8 +154,8 @@ class Predictor(Reloaded):
 
     def predict_proba(
         self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
+        texts: str | Iterable[str],
+        pairs: str | Iterable[str] | None = None,
         columns: Mapping[str, Any] | None = None,
     ) -> Float64:
         """Return probabilities ``(n, classes)`` float64, or values ``(n,)`` of a regression.
@@ -188,12 +188,25 @@ class Predictor(Reloaded):
         self.warn_of_cuts()
         return proba[0] if alone else proba
 
+    @overload
+    def predict(  # type: ignore[overload-overlap]  # one text is texts of one letter too
+        self, texts: str, pairs: str | None = None, columns: Mapping[str, Any] | None = None
+    ) -> Prediction: ...
+
+    @overload
     def predict(
         self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
+        texts: Iterable[str],
+        pairs: Iterable[str] | None = None,
         columns: Mapping[str, Any] | None = None,
-    ) -> Any:
+    ) -> list[Prediction]: ...
+
+    def predict(
+        self,
+        texts: str | Iterable[str],
+        pairs: str | Iterable[str] | None = None,
+        columns: Mapping[str, Any] | None = None,
+    ) -> Prediction | list[Prediction]:
         """Return the prediction for each text, or for one; arguments as for `predict_proba`.
 
         Returns:
@@ -204,7 +217,19 @@ class Predictor(Reloaded):
         predictions = list(self._predictions(proba[None] if single else proba))
         return predictions[0] if single else predictions
 
-    def predict_words(self, texts: Sequence[str], *, spans: Spans | None = None) -> Any:
+    @overload
+    def predict_words(  # type: ignore[overload-overlap]
+        self, texts: str, *, spans: Sequence[tuple[int, int]] | None = None
+    ) -> list[Prediction]: ...
+
+    @overload
+    def predict_words(
+        self, texts: Iterable[str], *, spans: Spans | None = None
+    ) -> list[list[Prediction]]: ...
+
+    def predict_words(
+        self, texts: str | Iterable[str], *, spans: Any = None
+    ) -> list[Prediction] | list[list[Prediction]]:
         """Return the predictions for the words of each text, by a run that labels words.
 
         Args:
@@ -228,7 +253,7 @@ class Predictor(Reloaded):
             [('the', 'DET'), ('river', 'NOUN'), ('bank', 'NOUN')]
         """
         if isinstance(texts, str):
-            return self.predict_words([texts], spans=None if spans is None else [spans])[0]  # type: ignore[list-item]
+            return self.predict_words([texts], spans=None if spans is None else [spans])[0]
         self._check_level("word")
         texts = strings_of("texts", texts)
         spans = self._spans(texts) if spans is None else _checked_spans(spans, texts)

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -183,7 +183,31 @@ class Encoder(Reloaded):
         self.check_poolings([view.pooling])
         return self.poolers[view.pooling].width or view.layer.width(self.width)
 
-    @accepts()
+    @overload
+    def encode(
+        self, texts: str | Iterable[str], *, convert_to_tensor: Literal[True], **settings: Any
+    ) -> torch.Tensor: ...
+
+    @overload
+    def encode(
+        self,
+        texts: str | Iterable[str],
+        *,
+        pooling: str | None = None,
+        layer: int = -1,
+        dims: Positive | None = None,
+        truncate_dim: Positive | None = None,
+        batch_size: Positive | None = None,
+        normalize_embeddings: bool | None = None,
+        convert_to_tensor: Literal[False] = False,
+        show_progress_bar: bool | None = False,
+        max_length: Positive | None = None,
+        prefix: str | None = None,
+        prompt_name: str | None = None,
+        device: str | None = None,
+    ) -> Float32: ...
+
+    @accepts()  # type: ignore[misc]  # the first overload leaves out what the next one lists
     def encode(
         self,
         texts: str | Iterable[str],
@@ -200,7 +224,7 @@ class Encoder(Reloaded):
         prefix: str | None = None,
         prompt_name: str | None = None,
         device: str | None = None,
-    ) -> Any:
+    ) -> Float32 | torch.Tensor:
         """Vectors of texts: ``(n, width)`` float32 in input order; of one text ``(width,)``.
 
         Without pooling, of the last layer, they are the vectors that the checkpoint's makers

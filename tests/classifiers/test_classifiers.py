@@ -499,7 +499,7 @@ def test_columns_come_in_a_dict_or_a_frame_of_any_library(
     for given in (numbers.iloc[:1], dict(numbers.iloc[0]), dict(numbers.iloc[:1])):
         assert np.allclose(predictor.predict_proba(texts[0], columns=given), expected[0], atol=1e-5)
     with pytest.raises(UsageError, match="columns='list': expected values by name"):
-        predictor.predict(texts, columns=[[1, 2]])  # type: ignore[arg-type]
+        predictor.predict(texts, columns=[[1, 2]])  # type: ignore[call-overload]
     with pytest.raises(UsageError, match="columns='price': 1 values for 2 texts"):
         predictor.predict(texts[:2], columns={"price": 1, "age": 2})
 
