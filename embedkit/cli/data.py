@@ -14,7 +14,7 @@ import click
 import embedkit
 from embedkit.choices import ENGINES, ON_LONG, STORAGES, SUBTOKENS
 from embedkit.cli.command import Result, command, in_options, seconds_so_far
-from embedkit.cli.options import FILE, FLAG, LAYERS, POSITIVE, choice, option, options
+from embedkit.cli.options import FILE, FLAG, LAYERS, MODEL, NAME, POSITIVE, choice, option, options
 from embedkit.cli.text import asked_for_all, number_text, table_text
 from embedkit.display import as_argument, bytes_text, count_text, duration_text, ledger_text
 from embedkit.errors import EXIT_REJECTS, Message, UsageError
@@ -49,7 +49,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "embedkit extract talks.jsonl.gz --text body --on-long window --words --dry-run",
     "zcat big.tsv.gz | embedkit extract - --format tsv --out big.vectors",
 )
-@click.argument("corpus", nargs=-1, required=True)
+@click.argument("corpus", nargs=-1, required=True, type=NAME)
 @options(
     option("--out", type=FILE, help="Folder, or address (s3://), of the dataset. [CORPUS.vectors]"),
     "--model",
@@ -70,6 +70,7 @@ def _no_corpus(_context: click.Context, _option: click.Parameter, value: str | N
     "--word-label",
     option(
         "--spans",
+        type=NAME,
         metavar="LISTS|START,END|FILE|sentences",
         help="Column with the spans of a text, [[start, end], …], or two columns of one span; or a "
         "table with a row id, start, end for each; or sentences: cut at their ends. A vector for "
@@ -272,7 +273,7 @@ _NAMES_SHOWN, _PROMPTS_SHOWN = 6, 2
     "embedkit info klue/bert-base",
     with_all=True,
 )
-@click.argument("what")
+@click.argument("what", type=NAME)
 def info(what: str) -> Result:
     """Describe a dataset, a run or a checkpoint.
 
@@ -417,7 +418,7 @@ def _weights_text(names: Sequence[str]) -> str:
         type=POSITIVE,
         help="Encode so many random texts of a dataset again, and compare their vectors.",
     ),
-    option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
+    option("--model", help="Location of the checkpoint, if moved. [its original name]", **MODEL),
 )
 def verify(
     path: Path, recompute: int | None, model: str | None, progress: ProgressCallback

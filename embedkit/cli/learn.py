@@ -12,7 +12,7 @@ import numpy as np
 import embedkit
 from embedkit.choices import CONTROLS, EXPORTS, FEATURES, HEADS, OBJECTIVES, PRECISIONS
 from embedkit.cli.command import Result, answer_lines, command
-from embedkit.cli.options import FILE, FLAG, choice, names_of, option, options, progress_bar
+from embedkit.cli.options import FILE, FLAG, NAME, choice, names_of, option, options, progress_bar
 from embedkit.cli.text import say
 from embedkit.display import count_text, json_line, path_text, reasons_text, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
@@ -222,8 +222,8 @@ _SHOWN = 3
     "embedkit predict runs/logreg -",
     'embedkit predict ./checkpoint --text "재미있어요"',
 )
-@click.argument("run", metavar="RUN|CHECKPOINT")
-@click.argument("corpus", required=False)
+@click.argument("run", metavar="RUN|CHECKPOINT", type=NAME)
+@click.argument("corpus", required=False, type=NAME)
 @options(
     option("--text", help="With CORPUS the column of its texts [that of the run]; else the text."),
     "--text-pair --id",

@@ -18,7 +18,17 @@ import numpy as np
 import embedkit
 from embedkit.choices import INDEX_KINDS, LAYOUT_METHODS, MATCHES, SEARCH_METRICS
 from embedkit.cli.command import Result, answer_lines, command
-from embedkit.cli.options import FILE, LAYERS, POSITIVE, choice, names_of, option, options
+from embedkit.cli.options import (
+    FILE,
+    LAYERS,
+    MODEL,
+    NAME,
+    POSITIVE,
+    choice,
+    names_of,
+    option,
+    options,
+)
 from embedkit.cli.text import asked_for_all, number_text, one_line, table_text
 from embedkit.display import bytes_text, count_text, duration_text, json_line, visible
 from embedkit.errors import EXIT_REJECTS, UsageError
@@ -57,7 +67,7 @@ _SHOWN = 100
     option(
         "--index", "kind", help="Search an index instead of all records.", **choice(INDEX_KINDS)
     ),
-    option("--model", help="Location of the checkpoint, if it has moved. [its original name]"),
+    option("--model", help="Location of the checkpoint, if moved. [its original name]", **MODEL),
     option(
         "--duplicates",
         "threshold",
@@ -292,12 +302,12 @@ def _similarity_text(result: PairSimilarity, pairs: list[dict[str, Any]]) -> str
     'embedkit words bank --text "He robbed the bank." --text "Fish on the river bank."',
     with_all=True,
 )
-@click.argument("what", nargs=-1)
+@click.argument("what", nargs=-1, type=NAME)
 @options(
     option("--text", "texts", multiple=True, help="A sentence; can be repeated."),
     option("--match", help="{MATCHES}.", **choice(MATCHES, "word")),
     option("--layer", help="Layer of the cosines, or layers such as sum:-4..-1. [the last]"),
-    option("--model", help="Checkpoint that encodes --text. [the default of extract]"),
+    option("--model", help="Checkpoint that encodes --text. [the default of extract]", **MODEL),
 )
 def words(what: tuple[str, ...], texts: tuple[str, ...], **settings: Any) -> Result:
     """Compare the uses of a word.

@@ -31,6 +31,9 @@ HEADINGS: Mapping[str, frozenset[str]] = {
 """Headings of the help and their options; all others come first, under :data:`FIRST_HEADING`."""
 
 FILE = click.Path(path_type=Path)
+NAME = click.Path(readable=False)
+"""A file or folder, for which shells complete files, or a name that is none: a hub id, a column."""
+MODEL: dict[str, Any] = {"type": NAME, "metavar": "MODEL"}
 LAYERS = (
     "all, -1, 0,3,6, -4..-1, sum:-4..-1, mean:-4..-1 or concat:-1,-2; 0 is the embedding output."
 )
@@ -105,7 +108,7 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
     (
         "--model",
         "Hub id or folder of a checkpoint; multilingual is multilingual-e5-small.",
-        {"default": choices.DEFAULT_MODEL},
+        {"default": choices.DEFAULT_MODEL, **MODEL},
     ),
     ("--revision", "Branch, tag or commit of a hub checkpoint.", {}),
     ("--device", "auto, cpu, cuda or cuda:1.", {"default": "auto"}),
@@ -128,7 +131,11 @@ _SHARED_ROWS: Sequence[tuple[str, str, Mapping[str, Any]]] = (
         "What is labelled: {RUN_LEVELS}; extract words with --words --word-label.",
         choice(choices.RUN_LEVELS, "sentence"),
     ),
-    ("--split", "File of embedkit split, or a column: folds, or train, validation, test.", {}),
+    (
+        "--split",
+        "File of embedkit split, or a column: folds, or train, validation, test.",
+        {"type": NAME, "metavar": "FILE|COLUMN"},
+    ),
     ("--test", "Test set: a corpus or a dataset, with labels or without.", {"type": FILE}),
     (
         "--folds",
