@@ -39,8 +39,14 @@ _TAGGED_BYTES = 50 << 20  # parts in which s3fs sends large files
 
 
 def cache_folder() -> Path:
-    """The folder for what can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
+    """The folder for what can be made again, made if it is missing."""
+    try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # users of containers may have no home, or / as theirs
+        advice = "Set XDG_CACHE_HOME to a folder that you may write to."
+        raise StorageError(f"there is no place for the cache ({error}). {advice}") from error
+    return folder
 
 
 def address_of(path: AnyPath) -> str:

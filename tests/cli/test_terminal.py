@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -252,6 +253,15 @@ def test_a_call_in_a_script_reports_on_one_line_of_a_terminal(
     before = terminal.getvalue()
     train(overwrite=True, progress=no_progress)
     assert terminal.getvalue() == before
+
+
+def test_a_log_that_can_only_write_gets_no_line_of_progress(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for stream in (SimpleNamespace(write=print), None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with types.reported() as report:
+            assert report is no_progress
 
 
 def test_the_time_left_follows_work_that_becomes_quicker(monkeypatch: pytest.MonkeyPatch) -> None:

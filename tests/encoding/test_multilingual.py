@@ -23,7 +23,7 @@ from embedkit.choices import MULTILINGUAL
 from embedkit.encoding import multilingual
 from embedkit.encoding.checkpoint import find_checkpoint
 from embedkit.encoding.encoder import Encoder
-from embedkit.errors import ModelError
+from embedkit.errors import ModelError, StorageError
 from embedkit.records import canonical_json
 from embedkit.storage import file_sha256
 from tests.processes import command
@@ -179,6 +179,20 @@ def test_made_once_by_several_at_a_time(
     assert find_checkpoint(MULTILINGUAL).folder == folder
     assert folder.stat().st_mtime_ns == before
     assert notes == []
+
+
+def test_without_a_place_for_the_cache_its_variable_is_named(
+    alone: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (alone / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(alone / "file" / "folder"))
+    with pytest.raises(StorageError, match=r"Not a directory.*\. Set XDG_CACHE_HOME to a folder"):
+        find_checkpoint(MULTILINGUAL)
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # of a user whom nobody knows
+    with pytest.raises(StorageError, match=r"home directory.* Set XDG_CACHE_HOME"):
+        find_checkpoint(MULTILINGUAL)
 
 
 def test_damage_is_noticed(alone: Path, monkeypatch: pytest.MonkeyPatch) -> None:

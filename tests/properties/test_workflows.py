@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import inspect
 import io
 import json
 import re
@@ -21,6 +23,7 @@ from typing import Any
 
 import pytest
 
+import embedkit
 from embedkit.choices import DEFAULT_MODEL, MULTILINGUAL
 from embedkit.cli.main import cli
 from embedkit.errors import EXIT_REJECTS, EmbedkitError, ModelError
@@ -300,6 +303,18 @@ REFERENCE = runpy.run_path(str(DOCS / "reference.py"))["PAGES"]
 def test_page_is_up_to_date(name: str) -> None:
     written = (DOCS / name).read_text("utf-8")
     assert written == REFERENCE[name]().rstrip() + "\n", "run python docs/reference.py"
+
+
+def test_an_editor_shows_docstrings_and_defaults() -> None:
+    stub = ast.parse((ROOT / "embedkit/__init__.pyi").read_text("utf-8"))
+    functions = [node for node in stub.body if isinstance(node, ast.FunctionDef)]
+    assert len(functions) > 10
+    for node in functions:
+        signature = inspect.signature(function := getattr(embedkit, node.name))
+        assert ast.get_docstring(node) == inspect.getdoc(function)
+        for argument, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+            if default is not None and ast.unparse(default) != "...":
+                assert ast.literal_eval(default) == signature.parameters[argument.arg].default
 
 
 def test_named_tests_exist() -> None:
