@@ -110,15 +110,15 @@ def blend(kind: str, models: Sequence[LoadedRun], *, threshold: Threshold | None
 
 
 def threshold_of(metric: str, contents: Sequence[PredictionRun]) -> Threshold | None:
-    """Threshold of blends: by the metric asked for, else by that of the runs, if they have one."""
+    """Threshold of blends: by the metric asked for, else by that of the runs, or F1 if many."""
     if beta_of(metric) is not None:
         return Threshold(None, beta_of(metric))
     if all(content.threshold is None for content in contents):
         return None
     if metric == "macro_f1":
         return Threshold(None, None)
-    chosen = [name for content in contents if (name := content.threshold_metric)]
-    return Threshold.parse(chosen[0] if chosen else "f1")
+    chosen = {name for content in contents if (name := content.threshold_metric)}
+    return Threshold.parse(chosen.pop() if len(chosen) == 1 else "f1")
 
 
 def _inner(runs: Sequence[Predictions], test: Int64) -> tuple[list[Float64], NDArray[Any]]:

@@ -176,8 +176,10 @@ class Compared:
 
     @property
     def probes(self) -> tuple[tuple[str, ProbeRun], ...]:
-        """Names and contents of the probes."""
-        return tuple((r.name, r.content) for r in self.runs if isinstance(r.content, ProbeRun))
+        """Names and contents of the probes, the best first, since decisions are those of one."""
+        contents = {run.name: run.content for run in self.runs}
+        named = ((row.name, contents.get(row.name)) for row in self.rows)
+        return tuple((name, probe) for name, probe in named if isinstance(probe, ProbeRun))
 
     @property
     def winner(self) -> Row:

@@ -335,6 +335,9 @@ def test_a_blend_has_a_threshold_where_one_of_its_runs_has(tmp_path: Path) -> No
     paths, _, _ = random_runs(tmp_path, ["a", "b"], n=60)
     edit_run(paths[1], threshold=0.3, threshold_metric="f1")
     assert compare(paths).blends["mean"].threshold is not None
+    edit_run(paths[0], threshold=0.3, threshold_metric="f2")
+    one, other = (compare(order).blends["mean"].threshold for order in (paths, paths[::-1]))
+    assert one == other
 
 
 @pytest.mark.parametrize("size", [1e-4, 1e4])

@@ -133,6 +133,18 @@ def test_a_blend_that_is_proven_better_is_recommended(tmp_path: Path) -> None:
     assert (blend.answer, blend.tone) == ("yes", "yes")
 
 
+def test_of_two_probes_the_better_one_decides(tmp_path: Path) -> None:
+    y = np.arange(400) % 2
+    worse = right_where(np.arange(400) < 280, y)
+    probes = [
+        write_fake_run(tmp_path / "worse", y, worse, probe={"cls_1": 5}),
+        probed(tmp_path / "better", 0.95),
+    ]
+    one, other, alone = (recommend(compare(p)) for p in (probes, probes[::-1], probes[1:]))
+    assert one.decisions == other.decisions
+    assert one.decisions[0] == alone.decisions[0]
+
+
 def test_the_choice_of_a_probe_is_a_candidate(tmp_path: Path) -> None:
     paths = predicting(tmp_path, {"one": 0.70, "two": 0.71})
     found = compare([*paths, probed(tmp_path / "probe", 0.95)])
