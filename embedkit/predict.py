@@ -403,8 +403,7 @@ class _Trained:
             encoder = self._encoder()
             units = units.encoded(encoder)
             self.cut, self.tokens = encoder.cut, encoder.settings
-        else:
-            units = units.with_texts()
+        # without views the texts themselves, which are the inputs of new units already
         units = beside_numbers(units, self._content.columns)
         values = self.apply(units.inputs(np.arange(len(units)))) if len(units) else self._nothing
         return units, values
