@@ -96,7 +96,6 @@ class Split(Shown):
     group: Int64  # (n,) records of one number always share a fold
     folds: Int64  # (n,) TEST, UNUSED (without a label), TRAIN (never held out), or a number
     settings: SplitSettings
-    word: Int64 | None = None  # (n,) number of each word in its record; None of records
     records: Split | None = None  # that words belong to; None of records
 
     def __repr__(self) -> str:
@@ -149,14 +148,14 @@ class Split(Shown):
         """Indices of all records but the test set, held out or not."""
         return np.flatnonzero(~np.isin(self.folds, (TEST, UNUSED)))
 
-    def of_words(self, record: Int64, word: Int64 | None) -> Split:
-        """Return the split of words, by the index of each one's record and its number in it."""
+    def of_words(self, record: Int64) -> Split:
+        """Return the split of words, by the index of each one's record."""
         columns = self.row[record], self.group[record], self.folds[record]
-        return Split(*columns, self.settings, word, records=self)
+        return Split(*columns, self.settings, records=self)
 
     def labelled(self, target: Target) -> Split:
         """Return the split without the words that have no label; of records all stay."""
-        folds = self.folds if self.word is None else np.where(target.unknown, UNUSED, self.folds)
+        folds = self.folds if self.records is None else np.where(target.unknown, UNUSED, self.folds)
         return replace(self, folds=folds)
 
     def check(self, target: Target) -> None:
@@ -179,7 +178,7 @@ class Split(Shown):
             where = f"the training records of fold {fold}"
             counts = np.bincount(target.y[train], minlength=len(target.classes))
             rare = [target.classes[i] for i in np.flatnonzero(counts == 0)]
-            if rare and self.word is None:
+            if rare and self.records is None:
                 problem = f"of {len(counts)} labels {rare[0]!r} does not occur in {where}"
                 raise UsageError(f"{problem}. Use other folds, or empty rare labels.")
             if rare:  # of words
@@ -288,7 +287,7 @@ def split_for(
             f"{len(records)} records in another fold than the models of {run}, which made the "
             f"vectors of {name}. Leave out {Option('split')}, or pass {run / 'split.parquet'}."
         )
-    return result if units.word is None else result.of_words(units.place, units.word)
+    return result if units.word is None else result.of_words(units.place)
 
 
 def align_split(file: str | Path | Split, records: Units) -> Split:
@@ -355,7 +354,7 @@ def split(
         storage.refuse_existing(Path(out), overwrite=overwrite)
     reading = reading or CorpusOptions()
     if folder := dataset_folder(source, reading.given):
-        records = Units.of_dataset(VectorData.of(folder), group=group, label=label)
+        records = Units.of_dataset(VectorData.of(folder), label=label)
     else:
         # to the corpus the group is a column that is kept, and its errors say so; the user wrote
         # group=
@@ -365,6 +364,8 @@ def split(
         options = replace(reading, label=label, keep=tuple(keep), seed=drawn)
         with naming(keep):
             records = Units.of_corpus(source, options)
+    if group:
+        records = replace(records, group=records.column(group))
     sets = label_separator is not None or are_lists(records.label or ())
     result = make_split(records, folds=folds, test=test, seed=seed, sets=sets)
     if out is not None:

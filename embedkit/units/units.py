@@ -106,9 +106,7 @@ class Units:
         return len(self.row)
 
     @classmethod
-    def of_dataset(
-        cls, data: VectorData, *, group: str | None = None, label: Labels = None
-    ) -> Units:
+    def of_dataset(cls, data: VectorData, *, label: Labels = None) -> Units:
         """Return the records or words of a dataset, whose inputs are the vectors of its views.
 
         A ``label`` is taken instead of that of the dataset: a kept column, or values.
@@ -128,7 +126,6 @@ class Units:
             row=data.row,
             ids=data.ids,
             label=labels,
-            group=data.column(group) if group else None,
             # read from disk when it is first asked for, once
             column=cache(data.column),
             key=text_keys(data) if records is None else records.key[place],
@@ -246,8 +243,6 @@ class Units:
             source=tuple(file.sha256 for file in plan.files),
             # labels of words come below
             label=[r.label for r in records] if plan.label and level == "sentence" else None,
-            # spans are kept too, after the columns that were asked for
-            group=[r.kept[0] for r in records] if {*plan.keep} - {*plan.spans} else None,
             reading=reading_of(plan),
             rejected=dict(reader.counts.rejected),
         )
@@ -309,8 +304,6 @@ class Units:
         words = replace(
             self.take(record),
             label=None if labels is None else list(chain.from_iterable(labels)),
-            # groups are those of the records
-            group=None,
             column={"text": forms}.__getitem__,
             # 0, 1, 2 … anew in each record
             word=ranges(np.zeros_like(counts), counts),

@@ -286,8 +286,10 @@ def test_spans_are_no_groups_and_a_test_set_has_its_own(tmp_path: Path) -> None:
     units = Units.of_corpus(frame.assign(label="a"), CorpusOptions(spans="at"), level="word")
     assert units.records.group is units.records.label is None  # labels of records are not learnt
     assert units.further(frame[:2].iloc[::-1]).column("text") == ["was", "the"]
-    grouped = Units.of_corpus(frame, CorpusOptions(spans="at", keep=["film"]), level="word")
-    assert grouped.records.group == ["x", "y", "y"]
+    reading = CorpusOptions(spans="at", keep=["film"])
+    assert Units.of_corpus(frame, reading).group is None  # nor is a column that is kept
+    grouped = embedkit.split(frame, reading=CorpusOptions(spans="at"), group="film", folds=2)
+    assert grouped.group.tolist() == [0, 1, 1]
 
 
 def test_a_run_on_spans_predicts_the_spans_of_other_texts(tmp_path: Path) -> None:
