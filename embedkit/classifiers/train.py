@@ -34,7 +34,6 @@ from embedkit.dataset.encoders import encode_as
 from embedkit.dataset.format import dataset_folder
 from embedkit.dataset.read import VectorData
 from embedkit.dataset.settings import EXTRACTION
-from embedkit.display import count_text, reasons_text
 from embedkit.errors import UsageError
 from embedkit.machine import peak_memory_bytes, peak_memory_since
 from embedkit.records import Positive, Seed
@@ -53,7 +52,7 @@ from embedkit.runs.run import Cost, DatasetContent, TrainRun
 from embedkit.runs.split import Split
 from embedkit.types import Int64, ProgressCallback, no_progress, steps
 from embedkit.units.target import SEPARATOR
-from embedkit.units.units import Labels, Units, beside_numbers, load_or_extract
+from embedkit.units.units import Labels, Units, beside_numbers, load_or_extract, told_rejected
 
 logger = logging.getLogger(__name__)
 
@@ -231,10 +230,7 @@ def _data(
         reading = CorpusOptions(**what, label=label)
         units = Units.of_corpus(source, reading, level=about["level"], split=about["split"])
         # told, as it is of a corpus that is extracted
-        if lost := sum(units.rejected.values()):
-            shown = count_text(lost, "record")
-            logger.warning(f"{units.name}: {shown} rejected{reasons_text(units.rejected)}")
-        return units, corpus_content(units), (), lost
+        return units, corpus_content(units), (), told_rejected(units.name, units.rejected)
     data = load_or_extract(source, what, label=label, **about)
     views = tuple(data.views) if features == "vectors" else ()
     return Units.of_dataset(data, label=label), dataset_content(data), views, data.lost

@@ -587,6 +587,13 @@ def naming(keep: Mapping[str, str]) -> Iterator[None]:
         raise type(error)(error.message.renamed(keep=next(names, "keep"))) from error
 
 
+def told_rejected(name: object, rejected: Mapping[str, int]) -> int:
+    """Return how many records of a corpus are rejected, and log a warning of them."""
+    if lost := sum(rejected.values()):
+        logger.warning(f"{name}: {count_text(lost, 'record')} rejected{reasons_text(rejected)}")
+    return lost
+
+
 def load_or_extract(
     source: CorpusLike,
     options: dict[str, Any],
@@ -628,10 +635,7 @@ def load_or_extract(
             with naming(keep):
                 result = extract(source, out=out, **about)
             data = VectorData.of(result.out, view, level=level)
-            if reasons := data.manifest.totals.rejected_by_reason:
-                data.lost = sum(reasons.values())
-                lost = count_text(data.lost, "record")
-                logger.warning(f"{result.out}: {lost} rejected{reasons_text(reasons)}")
+            data.lost = told_rejected(result.out, data.manifest.totals.rejected_by_reason)
             return data
         except OutputExistsError as error:
             if repeats:
