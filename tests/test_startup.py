@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.models import slow
 from tests.processes import program
 from tests.run_fixtures import train
 from tests.store_fixtures import extract_tiny, tiny_model, write_tsv
@@ -78,13 +79,9 @@ def imported_by(commands: Iterable[str], place: Path) -> list[set[str]]:
     return [{*line.split()[:-2]} for line in answers]
 
 
-@pytest.mark.parametrize("commands", PROCESSES, ids=range(len(PROCESSES)))
+@pytest.mark.parametrize(
+    "commands", [*PROCESSES, *slow(*({c: i} for c, i in WITH_A_MODEL.items()))]
+)
 def test_a_command_imports_what_it_needs(place: Path, commands: dict[str, str]) -> None:
     for command, imported in zip(commands, imported_by(commands, place), strict=True):
         assert imported <= {*commands[command].split()}, command
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("command", WITH_A_MODEL)
-def test_a_command_with_a_model_imports_what_it_needs(place: Path, command: str) -> None:
-    assert imported_by([command], place)[0] <= {*WITH_A_MODEL[command].split()}

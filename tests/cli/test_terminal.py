@@ -7,8 +7,8 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from embedkit.cli.main import cli
 from embedkit.cli.options import progress_bar
 from embedkit.cli.text import fitted, say, table_text
 from embedkit.dataset import extract as estimate_module
-from embedkit.types import Progress, ProgressCallback, no_progress
+from embedkit.types import Progress, no_progress
 from tests.finetune_fixtures import corpus_of
 from tests.processes import ROOT, command, ends_with, succeed
 from tests.store_fixtures import extract_tiny, tiny_model
@@ -201,11 +201,7 @@ def test_progress_is_reported(place: Path, monkeypatch: pytest.MonkeyPatch, type
     module, stages = PROGRESS[typed]
     seen: list[Progress] = []
 
-    @contextmanager
-    def collected() -> Iterator[ProgressCallback]:
-        yield seen.append
-
-    monkeypatch.setattr(module, "progress_bar", collected)
+    monkeypatch.setattr(module, "progress_bar", lambda: nullcontext(seen.append))
     monkeypatch.setattr(estimate_module, "_LEAST_SECONDS", 0.01)
     monkeypatch.setattr("embedkit.corpus.records._REPORTED", 1)
     model = ["--model", str(tiny_model())] if typed.startswith("extract") else []

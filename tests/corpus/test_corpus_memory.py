@@ -45,10 +45,6 @@ def _table() -> pa.Table:
     return pa.Table.from_pandas(FRAME, preserve_index=False)
 
 
-def _stream() -> pa.RecordBatchReader:
-    return pa.RecordBatchReader.from_batches(_table().schema, _table().to_batches(2))
-
-
 TABLES: dict[str, Callable[[], Any]] = {
     "DataFrame": lambda: FRAME,
     "filtered DataFrame": lambda: pd.concat([FRAME.iloc[:1], FRAME]).iloc[1:],
@@ -56,7 +52,7 @@ TABLES: dict[str, Callable[[], Any]] = {
     "polars": lambda: pl.from_pandas(FRAME),
     "Table": _table,
     "RecordBatch": lambda: _table().combine_chunks().to_batches()[0],
-    "RecordBatchReader": _stream,
+    "RecordBatchReader": lambda: _table().to_reader(2),
     "Dataset": _dataset,
     "column beside": lambda: _table().append_column("x", pa.array([[1.0]] * len(RECORDS))),
 }

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -153,7 +154,9 @@ def test_a_file_of_somebody_else_is_not_removed(made: Path, out: Path) -> None:
     assert file.read_bytes() == b"PAR1"
 
 
-def test_a_repaired_dataset_keeps_its_index_and_what_else_is_there(made: Path, out: Path) -> None:
+def test_a_repaired_dataset_keeps_its_index_and_what_else_is_there(
+    made: Path, out: Path, once_before: Any
+) -> None:
     embedkit.index(out, kind="flat")
     index = next((out / "_embedkit/index").iterdir())
     content = tree(index)
@@ -162,14 +165,9 @@ def test_a_repaired_dataset_keeps_its_index_and_what_else_is_there(made: Path, o
     (out / "README.md").write_text("License: mine")
     (out / "link").symlink_to("runs")
     flip(out / PART, at=0.05)
-
-    def killed(_: Path) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage, "_end_swap", killed)
-        with pytest.raises(KeyboardInterrupt):
-            again(made, out)
+    once_before(storage, "_end_swap", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        again(made, out)
     again(made, out)
     assert tree(index) == content
     assert (out / "link").is_symlink()

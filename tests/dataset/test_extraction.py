@@ -36,9 +36,7 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 
 def matrix(table: pa.Table, name: str) -> Any:
-    width = table.schema.field(name).type.list_size
-    flat = table.column(name).combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return np.asarray(flat, np.float32).reshape(-1, width)
+    return np.stack(table.column(name).to_numpy()).astype(np.float32)
 
 
 def schema_of(folder: Path) -> pa.Schema:

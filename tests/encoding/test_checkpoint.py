@@ -199,21 +199,18 @@ def test_pickles_are_refused_where_their_reader_has_a_hole(
         Encoder(str(copy), device="cpu")
 
 
-class Evil:
-    """Leaves a mark when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.mark,))
-
-
 @trusted_reader
 @pytest.mark.parametrize("form", ["torch", "legacy", "pickle"])
 def test_a_pickle_cannot_run_code(form: str, copy: Path) -> None:
     mark = copy / "was-run"
-    content = {**load_file(copy / "model.safetensors"), "evil": Evil(mark)}
+
+    class Evil:
+        """Leaves a mark when it is unpickled."""
+
+        def __reduce__(self) -> Any:
+            return (Path.touch, (mark,))
+
+    content = {**load_file(copy / "model.safetensors"), "evil": Evil()}
     (copy / "model.safetensors").unlink()
     if form == "pickle":
         (copy / "pytorch_model.bin").write_bytes(pickle.dumps(content, protocol=2))

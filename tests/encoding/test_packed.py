@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -232,17 +233,11 @@ def test_sequences_attend_one_by_one_where_company_would_matter(
 def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     tiny_bert: Path, error: type[Exception], monkeypatch: pytest.MonkeyPatch, notes: list[str]
 ) -> None:
-    def refuse(*_: Any) -> None:
-        raise error("only newer GPUs")
-
-    def wrong(query: torch.Tensor, *_: Any) -> torch.Tensor:
-        return torch.zeros_like(query)
-
-    plain = plain_model(tiny_bert)
+    plain, refuse = plain_model(tiny_bert), Mock(side_effect=error("only newer GPUs"))
     kinds = ("varlen", "efficient", "runs")
     monkeypatch.setattr(packed_module, "attention_kinds", lambda *_: kinds)
     monkeypatch.setitem(KERNELS, "varlen", refuse)
-    monkeypatch.setitem(KERNELS, "efficient", wrong)
+    monkeypatch.setitem(KERNELS, "efficient", lambda query, *_: torch.zeros_like(query))
     chosen = fastest(plain)
     assert isinstance(chosen, PackedModel)
     assert chosen.attention == "runs"

@@ -25,7 +25,7 @@ from embedkit.errors import ModelError, OutputExistsError, UsageError
 from embedkit.finetuning.heads import EncoderWithHead, build_model
 from embedkit.finetuning.model import is_plain_head, predict_logits, read_model, write_model
 from tests.finetune_fixtures import corpus_of, log_of, tuned, write_lines
-from tests.models import TEXTS, Tiny, build, check_near, plain_model, save_other, slow, state
+from tests.models import TEXTS, Tiny, check_near, plain_model, save_other, slow, state
 from tests.processes import command, succeed
 from tests.store_fixtures import tiny_model
 
@@ -236,27 +236,25 @@ def test_a_classifier_predicts_as_the_pipeline_of_transformers(
     assert np.allclose(predictor.predict_proba(texts[0], texts[2]), pairs[0], atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["fnet", "xlnet"])
-def test_company_changes_no_classifier(tmp_path: Path, family: str) -> None:
-    """Not even where padding changes what a text is."""
+@pytest.mark.parametrize(
+    ("family", "pad"),
+    [("fnet", {}), ("xlnet", {}), ("gpt2", {"pad_token_id": 7}), ("gpt2", {"pad_token_id": None})],
+)
+def test_company_changes_no_classifier(tmp_path: Path, family: str, pad: dict[str, Any]) -> None:
+    """Not even where padding changes what a text is.
+
+    The last token of a decoder is that before the padding, of which model and tokenizer may differ.
+    """
     sizes = {"d_head": 12, "d_inner": 40, "max_position_embeddings": None}
-    save_other(tmp_path / "base", family, "roberta_wordpiece", **sizes if family == "xlnet" else {})
-    predictor = Predictor(classifier(tmp_path / "base", tmp_path / "m", num_labels=3), device="cpu")
+    base, sizes = tmp_path / "base", sizes if family == "xlnet" else {}
+    save_other(base, family, "roberta_wordpiece", **sizes)
+    folder = classifier(base, tmp_path / "m", num_labels=3, **pad)
+    if None in pad.values():  # neither has any
+        AutoTokenizer.from_pretrained(base, pad_token=None).save_pretrained(folder)
+    predictor = Predictor(folder, device="cpu")
     alone = [predictor.predict_proba(text) for text in TEXTS[:8]]
     assert np.std(alone, axis=0).max() > 0.01
     assert np.allclose(predictor.predict_proba(list(TEXTS[:8])), alone, atol=1e-6)
-
-
-@pytest.mark.parametrize("pad", [7, None])
-def test_a_decoder_classifies_a_text_alone_as_among_others(tmp_path: Path, pad: Any) -> None:
-    """Its last token is that before the padding, of which model and tokenizer may differ."""
-    base = build("gpt2", tmp_path / "base")
-    folder = classifier(base, tmp_path / "m", num_labels=3, pad_token_id=pad)
-    if pad is None:  # neither has any
-        AutoTokenizer.from_pretrained(base, pad_token=None).save_pretrained(folder)
-    predictor = Predictor(folder, device="cpu")
-    alone = [predictor.predict_proba(text) for text in TEXTS[:6]]
-    assert np.allclose(predictor.predict_proba(list(TEXTS[:6])), alone, atol=1e-6)
 
 
 def test_predict_of_the_command_line_takes_a_checkpoint(tiny: Tiny, tmp_path: Path) -> None:

@@ -213,12 +213,8 @@ def test_every_weight_is_that_of_training_without_states(
     # but for biases of keys: attention does not depend on them, so that their gradient is rounding
     # alone, which Adam scales up to a whole step
     names = [name for name in exact if not name.endswith("key.bias")]
-    far, error, whole = (
-        torch.cat([(of[name] - base[name]).flatten() for name in names]).norm()
-        for of, base in (
-            (ours, exact),
-            (plain, exact),
-            (exact, {name: torch.zeros(()) for name in names}),
-        )
+    mine, theirs, right = (
+        torch.cat([of[name].flatten() for name in names]) for of in (ours, plain, exact)
     )
-    assert far <= max(1.5 * float(error), 8 * torch.finfo(torch.float32).eps * float(whole))
+    floor = 8 * torch.finfo(torch.float32).eps * float(right.norm())
+    assert (mine - right).norm() <= max(1.5 * float((theirs - right).norm()), floor)

@@ -15,7 +15,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import chdir, redirect_stdout
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -51,15 +50,6 @@ def numbered(text: str) -> str:
     return re.sub(r"\d[\d.,]*", "N", re.sub(r"(\d) (ms|min)\b", r"\1 s", text))
 
 
-@dataclass
-class Ran:
-    """A folder in which the commands of a page have run, and what they printed."""
-
-    folder: Path
-    results: dict[str, Done]
-    printed: str
-
-
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Done]]:
     """A folder in which the first command of a page has run; several pages begin with the same."""
@@ -73,22 +63,6 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pat
     return folder
 
 
-@pytest.fixture(scope="module")
-def ran(
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
-    begun: Callable[[str], tuple[Path, Done]],
-) -> Ran:
-    first, *lines = [line for block in blocks(request.param, "bash") for line in block.splitlines()]
-    folder = tmp_path_factory.mktemp(request.param)
-    path, done = begun(first)
-    shutil.copytree(path, folder, dirs_exist_ok=True)
-    results = {first: done}
-    results |= {line: command(*shlex.split(line)[1:], cwd=folder) for line in lines}
-    printed = "".join(result.stdout + result.stderr for result in results.values())
-    return Ran(folder, results, printed + spoken(request.param, folder))
-
-
 def spoken(page: str, folder: Path) -> str:
     """What the Python of a page prints in a folder."""
     with chdir(folder), redirect_stdout(io.StringIO()) as stream:
@@ -97,27 +71,27 @@ def spoken(page: str, folder: Path) -> str:
     return stream.getvalue()
 
 
-def of(*pages: str) -> pytest.MarkDecorator:
-    slow = [pytest.param(page, marks=pytest.mark.slow) for page in pages]
-    return pytest.mark.parametrize("ran", slow, indirect=True)
-
-
-@of("README", "workflow-checkpoint", "workflow-words", "workflow-competition")
-def test_commands_run(ran: Ran) -> None:
-    assert len(ran.results) >= 3
-    for line, result in ran.results.items():
-        expected = REFUSED.get(line.rpartition(" ")[2], 0)
-        assert result.returncode == expected, (line, result.stderr)
-
-
 def _methods(text: str) -> set[str]:
     """First words of the lines, without the mark of the recommended method."""
     return {line.split()[0] for line in text.replace("→", " ").splitlines() if line.strip()}
 
 
-@of("README", "workflow-checkpoint", "workflow-words", "workflow-competition")
-def test_shown_output_is_printed(ran: Ran) -> None:
-    (page,) = (name for name in PAGES if ran.folder.name.startswith(name))
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "nsmc"])
+def test_commands_run_and_print_what_is_shown(
+    page: str, begun: Callable[[str], tuple[Path, Done]], tmp_path: Path
+) -> None:
+    first, *lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    path, done = begun(first)
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    results = {first: done}
+    results |= {line: command(*shlex.split(line)[1:], cwd=tmp_path) for line in lines}
+    assert len(results) >= 3
+    for line, result in results.items():
+        expected = REFUSED.get(line.rpartition(" ")[2], 0)
+        assert result.returncode == expected, (line, result.stderr)
+    printed = "".join(result.stdout + result.stderr for result in results.values())
+    printed += spoken(page, tmp_path)
     shown = blocks(page, "")
     assert shown
     if page == "README":  # the first line of each answer; other blocks install
@@ -125,13 +99,13 @@ def test_shown_output_is_printed(ran: Ran) -> None:
     for block in shown:
         lines = block.splitlines()
         if lines[0].split()[0] == "method":  # the order of methods is that of their scores
-            assert _methods(block) <= _methods(ran.printed)
+            assert _methods(block) <= _methods(printed)
         elif lines[0].startswith("row,"):
-            answers = (ran.folder / "answers.csv").read_text("utf-8").splitlines()
+            answers = (tmp_path / "answers.csv").read_text("utf-8").splitlines()
             assert numbered(lines[0]) == numbered(answers[0])
             assert numbered(lines[1]) == numbered(answers[1])
         else:
-            assert numbered(block) in numbered(ran.printed)
+            assert numbered(block) in numbered(printed)
 
 
 def stand_in(block: str, less: dict[str, str]) -> list[str]:
