@@ -201,6 +201,7 @@ def test_two_at_once_publish_what_they_name(tmp_path: Path, once_before: Any) ->
     data = embedkit.load(out)
     assert data.manifest.names.inputs == (str(tmp_path / "nov.tsv"),)
     assert len(data) == 16
+    assert [path.name for path in tmp_path.glob("out*")] == ["out"]  # nothing was begun
     assert embedkit.verify(out).ok
     once_before(JobFolder, "opened", lambda: run(tmp_path / "old.tsv", out, **again))
     with pytest.raises(MismatchError, match="changed meanwhile"):

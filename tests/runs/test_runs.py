@@ -18,14 +18,14 @@ from embedkit.errors import DamagedError, UsageError
 from embedkit.records import to_json
 from embedkit.runs.folder import RunResult, free_out, read_run
 from embedkit.runs.metrics import best_threshold
-from embedkit.runs.predictions import Predictions, Subset, read_predictions, write_predictions
+from embedkit.runs.predictions import decide, read_predictions, write_predictions
 from embedkit.runs.run import TrainRun
 from embedkit.runs.scores import class_scores, reported_scores
 from embedkit.runs.split import TEST
 from embedkit.search import index
 from embedkit.storage import seal
 from embedkit.units.target import Target
-from tests.run_fixtures import edit_run, random_runs, run_of, units_with
+from tests.run_fixtures import edit_run, predictions_of, random_runs, run_of
 
 
 def test_tables_have_the_kinds_that_options_offer() -> None:
@@ -101,29 +101,19 @@ def test_the_text_of_a_run_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert {row[0].rstrip(",") for row in rows if row} >= {*map(str, range(26)), *scores["test"]}
 
 
-def some_predictions(classes: tuple[str, ...], labelled: bool) -> Predictions:
-    random = np.random.default_rng(0)
-    y = random.integers(2, size=12) if classes else random.normal(size=12)
-    row, ids = np.arange(12) * 3, [f"id{i}" for i in range(12)]
-    units = units_with(ids, row=row, ids=ids)
-    subsets = []
-    for fold in (1, 0, TEST):
-        index = np.flatnonzero(np.arange(12) % 3 == fold % 3)
-        proba = random.dirichlet([1, 1], size=4) if classes else random.normal(size=4)
-        unknown = np.full(4, -1 if classes else np.nan)
-        target = Target(y[index] if fold != TEST or labelled else unknown, classes)
-        subset = Subset(units=units.take(index), group=row[index], target=target)
-        threshold = 0.3 if classes else None
-        subsets.append(subset.predictions(proba, fold=fold, threshold=threshold))
-    return Predictions.joined(subsets)
-
-
 @pytest.mark.parametrize("classes", [("no", "yes"), ()])
 @pytest.mark.parametrize("labelled", [True, False])
 def test_predictions_are_read_as_they_were_written(
     tmp_path: Path, classes: tuple[str, ...], labelled: bool
 ) -> None:
-    made = some_predictions(classes, labelled)
+    random, fold = np.random.default_rng(0), np.arange(12) % 3 - 1
+    y = random.integers(2, size=12) if classes else random.normal(size=12)
+    proba = random.dirichlet([1, 1], size=12) if classes else random.normal(size=12)
+    if not labelled:
+        y[fold == TEST] = -1 if classes else np.nan
+    made = predictions_of(Target(y, classes), proba, fold)
+    ids, decided = tuple(f"id{row}" for row in made.row), decide(made.proba, threshold=0.3)
+    made = replace(made, row=3 * made.row, group=5 * made.group, ids=ids, y_pred=decided)
     write_predictions(tmp_path, made)
     seal(tmp_path)
     found = read_predictions(tmp_path, classes)
@@ -131,11 +121,6 @@ def test_predictions_are_read_as_they_were_written(
         assert np.array_equal(getattr(found, name), value, equal_nan=name == "y"), name
     assert len(found.scored_test) == (4 if labelled else 0)
     assert found.fold.tolist() == [0, 1, 0, 1, 0, 1, 0, 1, TEST, TEST, TEST, TEST]
-
-
-def test_the_baseline_is_one_constant_of_the_labels_of_the_folds() -> None:
-    made = some_predictions(("no", "yes"), labelled=True)
-    assert np.allclose(made.majority().proba[:, 1], made.y[made.out_of_fold].mean())
 
 
 @pytest.mark.parametrize(
