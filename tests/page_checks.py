@@ -74,12 +74,9 @@ def until(page: Any, script: str, holds: Callable[[Any], bool]) -> Any:
     raise AssertionError(f"{script}: {value}")
 
 
-AXE = files("axe_playwright_python") / "axe.min.js"
-
-
 def findings_of_axe(page: Any) -> list[Any]:
     """What axe finds on a page that is open with ``bypass_csp``."""
-    page.add_script_tag(path=str(AXE))
+    page.add_script_tag(path=str(files("axe_playwright_python") / "axe.min.js"))
     named = "result.violations.map(one => [one.id, one.nodes[0].html.slice(0, 200)])"
     return list(page.evaluate(f"axe.run().then(result => {named})"))
 

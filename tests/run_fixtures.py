@@ -146,7 +146,6 @@ def write_fake_run(
         "dataset": DatasetContent(
             fingerprint="f",
             source=SOURCE,
-            path="",
             pairs=False,
             model=ModelRecord(type="bert", n_layers=2, width=16, sha256={}),
             names=Names(inputs=(), model="m", model_source="folder", revision=None),
@@ -161,7 +160,6 @@ def write_fake_run(
     if probe is None:
         (folder / "model").mkdir()
         (folder / "model" / "weights").write_bytes(b"x" * 1_000)
-        write_run(folder, TrainRun(**fields | content))
     else:
         fields |= {
             "views": tuple(probe),
@@ -174,7 +172,7 @@ def write_fake_run(
             "random_weights": {},
             "choices": tuple(name for name, count in probe.items() for _ in range(count)),
         }
-        write_run(folder, ProbeRun(**fields | content))
+    write_run(folder, (TrainRun if probe is None else ProbeRun)(**fields | content))
     seal(folder)
     return folder
 

@@ -131,8 +131,7 @@ with exclusive(Path(sys.argv[1])):
 
 def test_one_process_holds_a_folder_until_it_is_killed(tmp_path: Path) -> None:
     line = [sys.executable, "-c", HOLD, str(tmp_path)]
-    holder = subprocess.Popen(line, stdout=subprocess.PIPE, env=environment())
-    assert holder.stdout is not None
+    holder: Any = subprocess.Popen(line, stdout=subprocess.PIPE, env=environment())
     try:
         assert holder.stdout.readline() == b"held\n"
         with pytest.raises(LockedError, match="another process") as caught:

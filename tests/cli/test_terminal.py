@@ -39,14 +39,13 @@ CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u20
 CORPUS, DATA, RUN, TUNED = f"c{EVIL}.jsonl", f"v{EVIL}", f"run{EVIL}", f"tuned{EVIL}"
 MODEL = ("--model", "{model}")
 TEXTS = ("--text", "document", "--label", "label")
-FIT = ("--folds", "2", "--estimator", "knn")
 COMMANDS: dict[str, tuple[str, ...]] = {
     "extract": (CORPUS, *TEXTS, "--keep", f"kept{EVIL}", "--words", "--out", DATA, *MODEL),
     "info": (DATA,),
     "verify": (DATA,),
     "tokenize": (EVIL, *MODEL),
     "split": (DATA, "--folds", "2", "--out", f"s{EVIL}.parquet"),
-    "train": (DATA, *FIT, "--out", RUN),
+    "train": (DATA, "--folds", "2", "--estimator", "knn", "--out", RUN),
     "probe": (DATA, "--out", f"probe{EVIL}"),
     "finetune": (CORPUS, *TEXTS, *MODEL, "--folds", "2", "--epochs", "1", "--out", TUNED),
     "predict": (RUN, DATA),

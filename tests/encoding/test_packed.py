@@ -41,8 +41,6 @@ from tests.models import (
     states,
 )
 
-PADDED = ("deberta", "deberta-v2", "longformer")
-"""Families whose attention transformers does not let others compute."""
 LENGTHS: list[Sequence[int]] = [
     (1,),
     (31,),
@@ -173,7 +171,8 @@ def test_only_first_tokens_are_computed_where_nothing_else_is_asked(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_which_families_are_packed(family: str, encoder_of: EncoderOf) -> None:
     encoder = encoder_of(family)
-    packed = family not in PADDED
+    # of these transformers does not let others compute the attention
+    packed = family not in ("deberta", "deberta-v2", "longformer")
     module: Any = encoder.model.module
     if family == "modernbert" and not module._supports_attention_backend:
         pytest.skip("this version of transformers lets nobody else compute its attention")
@@ -238,8 +237,7 @@ def test_a_kernel_that_is_refused_costs_no_more_than_itself(
     monkeypatch.setattr(packed_module, "attention_kinds", lambda *_: kinds)
     monkeypatch.setitem(KERNELS, "varlen", refuse)
     monkeypatch.setitem(KERNELS, "efficient", lambda query, *_: torch.zeros_like(query))
-    chosen = fastest(plain)
-    assert isinstance(chosen, PackedModel)
+    chosen: Any = fastest(plain)
     assert chosen.attention == "runs"
     batch = batch_of((30, 7, 7), 40)
     check_near(*(states(one, batch)[3] for one in (chosen, plain, in_float64(plain))))
@@ -306,7 +304,6 @@ def test_bits_that_still_depend_on_company_are_told(
     answers = iter([True, True, not apart])
     monkeypatch.setattr(packed_module, "BY_ONEDNN", True)
     monkeypatch.setattr(packed_module, "_bits_differ", lambda *_: next(answers, False))
-    model = Encoder(tiny("bert"), device="cpu").model
-    assert isinstance(model, PackedModel)
+    model: Any = Encoder(tiny("bert"), device="cpu").model
     assert (model.name, model.together) == (name, name == "packed")
     assert [told in note for note in notes if "beside it" in note] == [True]

@@ -33,7 +33,7 @@ from tests.processes import ROOT
 
 KINDS = ("bert", "bert_left", "roberta", "roberta_wordpiece", "xlm-roberta", "japanese")
 FAST = tuple(kind for kind in KINDS if kind != "japanese")
-TokenizerOf = Callable[[str], TextTokenizer]
+TokenizerOf = Callable[[str], Any]
 OwnOf = Callable[[str], Any]
 NO_LIMIT = TokenizerSettings(max_length=10**6)
 ANY_TEXT = st.one_of(
@@ -129,7 +129,6 @@ def test_very_long_texts_are_cut_before_tokenizing(
         assert ids_of(cut) == ids_of(whole)
         assert (cut.cut.tolist(), whole.cut.tolist()) == ([True], [False])
         assert cut.n_tokens == whole.n_tokens
-        assert cut.spans is not None
         assert cut.spans.max() <= 10
         (pair,) = tokenizer.encode(["a"], [long], settings=NO_LIMIT)
         assert pair.cut
@@ -148,7 +147,6 @@ def test_offsets_are_the_tokenizers_own(
     own = own_of(family)([prefix + text], [pair], return_offsets_mapping=True)
     asked = TokenizerSettings(10**6, prefix=prefix)
     (ours,) = tokenizer_of(family).encode([text], [pair], settings=asked, offsets=True)
-    assert ours.spans is not None
     assert ids_of(ours) == own["input_ids"][0]
     for (start, end), (own_start, own_end), segment in zip(
         ours.spans.tolist(), own["offset_mapping"][0], ours.segment.tolist(), strict=True
@@ -165,8 +163,6 @@ ORDINARY = (*TEXTS[:7], TEXTS[13], "여행, 영화 (movie) 그리고 bus!")
 @pytest.mark.parametrize("text", [*ORDINARY, TEXTS[7], TEXTS[11]])
 def test_every_word_has_its_tokens(family: str, text: str, tokenizer_of: TokenizerOf) -> None:
     (encoded,) = tokenizer_of(family).encode([text], settings=NO_LIMIT, offsets=True)
-    assert encoded.spans is not None
-    assert encoded.word is not None
     words = word_spans(text)
     assert [text[a:b] for a, b in words] == text.split()
     for number, (start, end) in enumerate(words.tolist()):
