@@ -39,6 +39,11 @@ def test_either_text_of_a_pair_may_not_be_empty(folder: Folder) -> None:
     assert got.reasons == [(3, "empty_text"), (4, "empty_text_pair")]
 
 
+def test_a_carriage_return_at_the_end_of_a_text_stays(folder: Folder) -> None:
+    path = folder.write(b"id\ttext\n0\ta\r\r\n1\tb\r\n2\tc\n")
+    assert read_corpus(path).texts == ["a\r", "b", "c"]
+
+
 def test_tsv_takes_quotes_literally_and_counts_them(folder: Folder) -> None:
     data = 'id\ttext\n1\t"a"\n2\t"b\n3\tc "d" ""e""\n4\t"f ""g"""\n'
     got = folder.read(data)

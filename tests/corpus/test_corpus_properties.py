@@ -39,7 +39,6 @@ def texts(without: str) -> st.SearchStrategy[str]:
 
 
 @given(st.lists(st.tuples(texts("\t\n"), ENDS)), ENDS, st.booleans(), st.booleans())
-@example([("a\r", "\r\n"), ("b", "\r\n"), ("c\r", "\r\n")], "\n", False, True)
 def test_tsv_gives_back_every_text_and_its_place(
     folder: Folder, rows: list[tuple[str, str]], end: str, mark: bool, closed: bool
 ) -> None:
