@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -155,7 +156,7 @@ def far(a: Vectors, b: Vectors) -> float:
 
 def check(model: str, precision: str, scratch: Path, report: dict[str, list[str]]) -> None:
     """All statements for one checkpoint in one precision."""
-    seen: dict[str, list[object]] = {"vectors": [], "files": [], "trial": []}
+    seen: dict[str, list[Any]] = {"vectors": [], "files": [], "trial": []}
     for threads in (1, 2):
         torch.set_num_threads(threads)
         where = f"{Path(model).name}, {precision}, threads: {threads}: "
@@ -170,8 +171,6 @@ def check(model: str, precision: str, scratch: Path, report: dict[str, list[str]
         for key, value in zip(seen, (found, *first), strict=True):
             seen[key].append(value)
     (one, two), where = seen["vectors"], f"{Path(model).name}, {precision}, 1 and 2 threads: "
-    assert isinstance(one, dict)
-    assert isinstance(two, dict)
     distance = max((far(one[key], two[key]) for key in one), default=0.0)
     if seen["trial"][0] == seen["trial"][1]:
         if distance or seen["files"][0] != seen["files"][1]:

@@ -171,18 +171,14 @@ def test_any_bytes_are_read_or_refused(
     assert refused.endswith((".", "'?")) or not refused
 
 
-def _packed_files() -> dict[str, bytes]:
-    frame = pd.DataFrame({"text": ["배를 타고", "a" * 300, None], "label": [1, 2, 3]})
-    rows = b"id\ttext\n" + b"".join(b"%d\ttext %d\n" % (i, i * i) for i in range(200))
-    return {
-        "a.parquet": frame.to_parquet(),
-        "a.tsv.gz": gzip.compress(rows, mtime=0),
-        "a.tsv.bz2": bz2.compress(rows),
-        "a.tsv.zst": pa.compress(rows, "zstd", asbytes=True),
-    }
-
-
-PACKED = _packed_files()
+FRAME = pd.DataFrame({"text": ["배를 타고", "a" * 300, None], "label": [1, 2, 3]})
+ROWS = b"id\ttext\n" + b"".join(b"%d\ttext %d\n" % (i, i * i) for i in range(200))
+PACKED = {
+    "a.parquet": FRAME.to_parquet(),
+    "a.tsv.gz": gzip.compress(ROWS, mtime=0),
+    "a.tsv.bz2": bz2.compress(ROWS),
+    "a.tsv.zst": pa.compress(ROWS, "zstd", asbytes=True),
+}
 
 
 FLIPS = st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), max_size=4)

@@ -260,13 +260,12 @@ def test_no_other_command_discards_an_unfinished_dataset(corpus: Path, tmp_path:
 @pytest.mark.parametrize("folder", TABLES)
 @pytest.mark.parametrize("damage", ["delete", "truncate", "swap"])
 def test_a_damaged_shard_is_made_again(
-    corpus: Path, tmp_path: Path, folder: str, damage: str
+    corpus: Path, tmp_path: Path, folder: str, damage: str, once_before: Any
 ) -> None:
     run(corpus, tmp_path / "golden", **SMALL)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JobFolder, "finish", CRASH)
-        with pytest.raises(KeyboardInterrupt):
-            run(corpus, tmp_path / "out", **SMALL)
+    once_before(JobFolder, "finish", CRASH)
+    with pytest.raises(KeyboardInterrupt):
+        run(corpus, tmp_path / "out", **SMALL)
     part = tmp_path / "out.incomplete" / folder / "part-00000000.parquet"
     if damage == "delete":
         part.unlink()

@@ -29,7 +29,6 @@ from tests.processes import invoke
 from tests.store_fixtures import extract_tiny
 
 HOSTILE = "<script>document.body.dataset.owned='yes'</script> <img src=x onerror=alert(1)> ]]> & '"
-DECOMPOSED = "여행 home"  # as the file has it: composed
 N = 60
 COUNT = "document.getElementById('count').textContent"
 
@@ -39,7 +38,7 @@ def folder(common: Path) -> Path:
     """A dataset of three layers with labels, numbers and dates, and its page."""
     random = np.random.default_rng(1)
     words = ["the", "movie", "was", "good", "bad", "bus", "home", "rain", "여행", "영화"]
-    texts = [" ".join(random.choice(words, 6)) for _ in range(N - 2)] + [HOSTILE, DECOMPOSED]
+    texts = [" ".join(random.choice(words, 6)) for _ in range(N - 2)] + [HOSTILE, "여행 home"]
     day = datetime.date(2024, 2, 27)
     lines = ["id\tdocument\tlabel\tprice\tday"]
     lines += [
