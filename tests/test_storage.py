@@ -278,13 +278,6 @@ def test_files_that_belong_together(tmp_path: Path) -> None:
     assert pq.read_table(file).equals(table)
 
 
-def test_a_name_may_have_what_divides_lines_elsewhere(tmp_path: Path) -> None:
-    for name in ("a\u2028b", "c\x85", "d\x0b"):
-        (tmp_path / name).write_text(name, "utf-8")
-    storage.seal(tmp_path)
-    assert sorted(storage.file_sums(tmp_path)) == sorted(("a\u2028b", "c\x85", "d\x0b"))
-
-
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"\xff", b'{"a": NaN}', b"[Infinity]", 99_999 * b"[", b"{} x", None]
 )

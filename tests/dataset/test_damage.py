@@ -331,16 +331,14 @@ def test_vectors_that_differ_are_found(
 
 
 def test_the_file_is_that_of_sha256sum(tmp_path: Path) -> None:
-    (tmp_path / "모델").mkdir()
-    for name in ("a b.txt", "모델/c", "_unfinished/out"):
+    """A name may have what divides lines elsewhere."""
+    names = ("a b.txt", "a\u2028b", "c\x85", "d\x0b", "모델/c")
+    for name in (*names, "_unfinished/out"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode() * 1_000)
     seal(tmp_path)
-    lines = [
-        f"{hashlib.sha256(name.encode() * 1_000).hexdigest()}  {name}\n"
-        for name in ("a b.txt", "모델/c")
-    ]
-    assert (tmp_path / "SHA256SUMS").read_text("utf-8") == "".join(lines)
+    lines = [f"{hashlib.sha256(name.encode() * 1_000).hexdigest()}  {name}\n" for name in names]
+    assert (tmp_path / "SHA256SUMS").read_bytes() == "".join(lines).encode()
     check_files(tmp_path)
     (tmp_path / "모델/c").write_text("other")
     check_files(tmp_path, ["a b.txt"])
