@@ -264,16 +264,3 @@ def test_the_command_in_all_its_forms(folder: Path, tmp_path: Path) -> None:
     assert "1 more use" in invoke("words", "bus", *("--text", "a bus") * 5, *model).output
     found = json.loads(invoke("words", *texts, "--json").stdout)
     assert np.shape(found["cosines"]) == (2, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((), "DATASET WORD"),
-        (("bus",), "DATASET WORD"),
-        (("bus", "--text", "the home"), "'bus'"),
-        (("bus", "--text", "a bus", "--layer", "9"), "--layer 9: the model has layers 0"),
-    ],
-)
-def test_options_that_cannot_be_used(arguments: Any, message: str) -> None:
-    assert message in invoke("words", *arguments, "--model", tiny_model()).output

@@ -67,6 +67,16 @@ TOLD = [
     ("predict spam --text x --head a:B", 2, "spam has no head"),
     ("predict spam test.csv --out s.csv --submission msg_id,1", 2, "is 1=1; call the labels"),
     ("search rare --duplicates 0.9 -k 3", 2, "-k 3 is for queries"),
+    ("search rare good --like 3", 2, "QUERY"),
+    ("search rare good --index hnsw", 2, "hnsw"),
+    ("search rare good --out pairs.csv", 2, "--duplicates"),
+    ("search rare --duplicates 0.9 --index hnsw", 2, "--index hnsw"),
+    ("search rare --duplicates 1.5", 2, "--duplicates 1.5: expected"),
+    ('search rare --duplicates 0.9 --where "row < 0"', 2, "no record of"),
+    ("words", 2, "DATASET WORD"),
+    ("words bus", 2, "DATASET WORD"),
+    ("words bus --text 'the home'", 2, "'bus'"),
+    ("words bus --text 'a bus' --layer 9", 2, "--layer 9: the model has layers 0"),
     ("extract --words rare.tsv", 2, "before --words"),
     ("train train.csv", 2, "with --text-pair (of embedkit extract)"),
     ("probe sms --text sms", 2, "--text sms is for a corpus"),
@@ -92,7 +102,7 @@ def test_what_is_told(
     """One line that ends with a remedy or a question; nothing is changed by a mistake."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     words = shlex.split(typed)
-    if words[0] in ("extract", "similarity", "search") and "--model" not in words and words[1:]:
+    if words[0] in ("extract", "similarity", "words") and "--model" not in words and words[1:]:
         words += ["--model", str(tiny_model())]
     before = tree(folder)
     done = ends_with(code, *words, cwd=folder)

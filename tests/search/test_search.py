@@ -379,21 +379,6 @@ def test_the_command_in_all_its_forms(dataset: Path, tmp_path: Path) -> None:
     assert all(len(answer["hits"]) == 3 for answer in found)
 
 
-UNUSABLE: dict[str, Any] = {
-    "QUERY": ("good", "--like", 3),
-    "hnsw": ("good", "--index", "hnsw"),
-    "--duplicates": ("good", "--out", "pairs.csv"),
-    "--index hnsw": ("--duplicates", "0.9", "--index", "hnsw"),
-    "--duplicates 1.5: expected": ("--duplicates", "1.5"),
-    "no record of": ("--duplicates", "0.9", "--where", "row < 0"),
-}
-
-
-@pytest.mark.parametrize("message", UNUSABLE)
-def test_options_that_cannot_be_used(dataset: Path, message: str) -> None:
-    assert message in invoke("search", dataset, *UNUSABLE[message]).output
-
-
 def test_every_answer_is_one_line(tmp_path: Path) -> None:
     """Of a text with line ends, and of a record without a label."""
     lines = [{"document": "good \x85 \u2028 \v \x1e movie", "label": "1"}, {"document": "bus"}]
