@@ -382,8 +382,7 @@ def batch_of(
     """Sequences of random tokens."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, vocabulary, (sum(lengths),), generator=generator)
-    types = torch.randint(0, 1, (sum(lengths),), generator=generator)
-    return PackedBatch.of(ids.to(device), types.to(device), lengths)
+    return PackedBatch.of(ids.to(device), torch.zeros_like(ids, device=device), lengths)
 
 
 def states(
