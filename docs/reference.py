@@ -170,7 +170,7 @@ def stub() -> str:
     alone; type checkers and editors read them here.
     """
     imports, body = {"from embedkit import errors as errors"}, list[str]()
-    imports.add("from typing import Literal")
+    imports |= {"from typing import Literal", "from embedkit.types import AnyPath"}
     for name in sorted(n for n in embedkit.__all__ if n not in ("__version__", "errors")):
         thing = getattr(embedkit, name)
         if inspect.isclass(thing):
@@ -182,6 +182,11 @@ def stub() -> str:
                 shown.append("*")
             optional = "" if parameter.default is parameter.empty else f" = {_default(parameter)}"
             annotation = _KIND.sub(_literal, parameter.annotation)
+            # as `embedkit.arguments` takes them: whatever has a path, a result too
+            if parameter.name in ("model", "baseline"):
+                annotation = annotation.replace("str", "AnyPath")
+            annotation = annotation.replace("str | Path", "AnyPath")
+            annotation = annotation.replace("str | os.PathLike[str]", "AnyPath")
             if annotation == "ProgressCallback":  # which is none unless one is given
                 annotation += " | None"
             shown.append(f"{parameter.name}: {annotation}{optional}")

@@ -34,10 +34,8 @@ from embedkit.types import AnyPath
 from embedkit.types import ProgressCallback
 from embedkit.units.units import Labels
 from embedkit.verification import Verification
-from pathlib import Path
 from typing import Any
 from typing import Literal
-import os
 
 __all__ = ['CorpusOptions', 'Encoder', 'Predictor', 'Searcher', '__version__', 'compare', 'diff', 'errors', 'explore', 'export', 'extract', 'finetune', 'index', 'info', 'load', 'near_duplicates', 'probe', 'similarity', 'split', 'tokenize', 'train', 'verify', 'words']
 __version__: str
@@ -45,7 +43,7 @@ __version__: str
 def compare(
     runs: str | Sequence[AnyPath],
     *,
-    baseline: str | None = None,
+    baseline: AnyPath | None = None,
     metric: str | None = None,
     min_difference: float | None = None,
     prefer: str = 'cost',
@@ -101,7 +99,7 @@ def diff(
     b: Any,
     *,
     view: str | Sequence[str] | None = None,
-    model: str | None = None,
+    model: AnyPath | None = None,
     device: str = 'auto',
     seed: Seed = 0,
     progress: ProgressCallback | None = ...,
@@ -145,9 +143,9 @@ def diff(
     """
 
 def explore(
-    dataset: str | os.PathLike[str],
+    dataset: AnyPath,
     *,
-    out: str | Path | None = None,
+    out: AnyPath | None = None,
     view: str | Sequence[str] | None = None,
     method: Literal['tsne', 'pca'] = 'tsne',
     color: str | None = None,
@@ -195,7 +193,7 @@ def explore(
 def export(
     what: AnyPath,
     *,
-    out: str | Path | None = None,
+    out: AnyPath | None = None,
     fold: int | str = 'best',
     to: str | None = None,
     view: str | None = None,
@@ -238,7 +236,7 @@ def export(
 def extract(
     corpus: CorpusLike,
     *,
-    out: str | Path | None = None,
+    out: AnyPath | None = None,
     overwrite: bool = False,
     reuse: AnyPath | Sequence[AnyPath] = (),
     allow_env_change: bool = False,
@@ -249,7 +247,7 @@ def extract(
     label: str | None = None,
     keep: Sequence[str] = (),
     word_label: str | None = None,
-    spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = (),
+    spans: AnyPath | Sequence[str] | ArrowStream = (),
     format: Literal['auto', 'tsv', 'csv', 'lines', 'jsonl', 'parquet', 'arrow', 'sheet', 'conllu', 'conll'] = 'auto',
     encoding: str = 'utf-8',
     quoting: Literal['auto', 'none', 'csv'] = 'auto',
@@ -264,7 +262,7 @@ def extract(
     tokens: bool = False,
     special_tokens: bool = True,
     dims: Positive | None = None,
-    model: str = 'sentence-transformers/all-MiniLM-L6-v2',
+    model: AnyPath = 'sentence-transformers/all-MiniLM-L6-v2',
     revision: str | None = None,
     offline: bool = False,
     layers: str | int | Sequence[str | int] = '-1',
@@ -392,13 +390,13 @@ def extract(
 def finetune(
     corpus: CorpusLike,
     *,
-    out: str | Path | None = None,
+    out: AnyPath | None = None,
     reading: CorpusOptions | None = None,
-    model: str = 'sentence-transformers/all-MiniLM-L6-v2',
+    model: AnyPath = 'sentence-transformers/all-MiniLM-L6-v2',
     revision: str | None = None,
     offline: bool = False,
     device: str = 'auto',
-    split: str | Path | Split | None = None,
+    split: AnyPath | Split | None = None,
     folds: Positive = 5,
     test: CorpusLike | None = None,
     test_sample: Positive | None = None,
@@ -411,7 +409,7 @@ def finetune(
     label: str | None = None,
     keep: Sequence[str] = (),
     word_label: str | None = None,
-    spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = (),
+    spans: AnyPath | Sequence[str] | ArrowStream = (),
     format: Literal['auto', 'tsv', 'csv', 'lines', 'jsonl', 'parquet', 'arrow', 'sheet', 'conllu', 'conll'] = 'auto',
     encoding: str = 'utf-8',
     quoting: Literal['auto', 'none', 'csv'] = 'auto',
@@ -695,14 +693,14 @@ def near_duplicates(
 def probe(
     dataset: CorpusLike,
     *,
-    out: str | Path | None = None,
+    out: AnyPath | None = None,
     view: str | Sequence[str] | None = None,
     level: Literal['sentence', 'word'] = 'sentence',
     label: Labels = None,
     estimator: str | None = None,
     task: Literal['classification', 'regression', 'multilabel'] = 'classification',
     label_separator: str = '|',
-    split: str | Path | Split | None = None,
+    split: AnyPath | Split | None = None,
     folds: Positive = 5,
     metric: str | None = None,
     control: Literal['random-weights'] | None = None,
@@ -715,7 +713,7 @@ def probe(
     id: str | None = None,
     keep: Sequence[str] = (),
     word_label: str | None = None,
-    spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = (),
+    spans: AnyPath | Sequence[str] | ArrowStream = (),
     format: Literal['auto', 'tsv', 'csv', 'lines', 'jsonl', 'parquet', 'arrow', 'sheet', 'conllu', 'conll'] = 'auto',
     encoding: str = 'utf-8',
     quoting: Literal['auto', 'none', 'csv'] = 'auto',
@@ -729,7 +727,7 @@ def probe(
     tokens: bool = False,
     special_tokens: bool = True,
     dims: Positive | None = None,
-    model: str = 'sentence-transformers/all-MiniLM-L6-v2',
+    model: AnyPath = 'sentence-transformers/all-MiniLM-L6-v2',
     revision: str | None = None,
     offline: bool = False,
     layers: str | int | Sequence[str | int] = '-1',
@@ -809,13 +807,13 @@ def similarity(
     text_pair: str,
     score: str | None = None,
     reading: CorpusOptions | None = None,
-    model: str = 'sentence-transformers/all-MiniLM-L6-v2',
+    model: AnyPath = 'sentence-transformers/all-MiniLM-L6-v2',
     device: str = 'auto',
     layers: str = 'all',
     pooling: str | Sequence[str] = ('cls', 'mean', 'max'),
     prefix: str | None = None,
     max_length: int | None = None,
-    out: str | Path | None = None,
+    out: AnyPath | None = None,
     overwrite: bool = False,
     progress: ProgressCallback | None = ...,
 ) -> PairSimilarity:
@@ -860,7 +858,7 @@ def similarity(
 def split(
     source: CorpusLike,
     *,
-    out: str | Path | None = None,
+    out: AnyPath | None = None,
     folds: Positive = 5,
     test: float = 0.0,
     seed: Seed = 0,
@@ -900,7 +898,7 @@ def tokenize(
     pair: str | None = None,
     *,
     vocab: str | None = None,
-    model: str = 'sentence-transformers/all-MiniLM-L6-v2',
+    model: AnyPath = 'sentence-transformers/all-MiniLM-L6-v2',
     revision: str | None = None,
     offline: bool = False,
     max_length: Positive | None = None,
@@ -936,7 +934,7 @@ def tokenize(
 def train(
     dataset: CorpusLike,
     *,
-    out: str | Path | None = None,
+    out: AnyPath | None = None,
     view: str | Sequence[str] | None = None,
     level: Literal['sentence', 'word'] = 'sentence',
     label: Labels = None,
@@ -945,7 +943,7 @@ def train(
     columns: str | Sequence[str] = (),
     task: Literal['classification', 'regression', 'multilabel'] = 'classification',
     label_separator: str = '|',
-    split: str | Path | Split | None = None,
+    split: AnyPath | Split | None = None,
     folds: Positive = 5,
     test: CorpusLike | None = None,
     threshold: str | float | None = None,
@@ -959,7 +957,7 @@ def train(
     id: str | None = None,
     keep: Sequence[str] = (),
     word_label: str | None = None,
-    spans: str | os.PathLike[str] | Sequence[str] | ArrowStream = (),
+    spans: AnyPath | Sequence[str] | ArrowStream = (),
     format: Literal['auto', 'tsv', 'csv', 'lines', 'jsonl', 'parquet', 'arrow', 'sheet', 'conllu', 'conll'] = 'auto',
     encoding: str = 'utf-8',
     quoting: Literal['auto', 'none', 'csv'] = 'auto',
@@ -973,7 +971,7 @@ def train(
     tokens: bool = False,
     special_tokens: bool = True,
     dims: Positive | None = None,
-    model: str = 'sentence-transformers/all-MiniLM-L6-v2',
+    model: AnyPath = 'sentence-transformers/all-MiniLM-L6-v2',
     revision: str | None = None,
     offline: bool = False,
     layers: str | int | Sequence[str | int] = '-1',
@@ -1067,7 +1065,7 @@ def verify(
     path: AnyPath,
     *,
     recompute: Count = 0,
-    model: str | None = None,
+    model: AnyPath | None = None,
     device: str = 'auto',
     seed: Seed = 0,
     progress: ProgressCallback | None = ...,
@@ -1100,7 +1098,7 @@ def words(
     *,
     match: str = 'word',
     layer: str | None = None,
-    model: str | None = None,
+    model: AnyPath | None = None,
     device: str = 'auto',
 ) -> WordReport:
     """Compare the uses of a word, layer by layer.

@@ -95,7 +95,7 @@ class Predictor(Reloaded):
         *,
         label_names: Mapping[str, str] | None = None,
         device: str = "auto",
-        model: str | None = None,
+        model: AnyPath | None = None,
         head: Any = None,
         warm: bool = True,
     ) -> None:
@@ -117,7 +117,7 @@ class Predictor(Reloaded):
             self._model.predict(units)
 
     def _load(
-        self, run: AnyPath, names: Mapping[str, str], device: str, model: str | None, head: Any
+        self, run: AnyPath, names: Mapping[str, str], device: str, model: AnyPath | None, head: Any
     ) -> None:
         content = None if _is_checkpoint(os.fspath(run)) else read_run(self.run)
         if not isinstance(content, TrainRun | FinetuneRun | None):
@@ -387,7 +387,7 @@ class _Trained:
 
     cut = 0  # as of the models of a fine-tuned run
 
-    def __init__(self, run: Path, content: TrainRun, *, device: str, model: str | None) -> None:
+    def __init__(self, run: Path, content: TrainRun, *, device: str, model: AnyPath | None) -> None:
         from embedkit.classifiers.model import load_model
 
         self.apply, self._content = load_model(run), content

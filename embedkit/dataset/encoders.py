@@ -7,6 +7,7 @@ are an error, not a note.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +20,7 @@ from embedkit.dataset.settings import VectorIdentity, different_files
 from embedkit.encoding.checkpoint import GIVE_ANOTHER
 from embedkit.encoding.views import parse_layers, parse_view
 from embedkit.errors import MismatchError, ModelError, Option
-from embedkit.types import Float32
+from embedkit.types import AnyPath, Float32
 
 if TYPE_CHECKING:  # these import torch
     from embedkit.encoding.encoder import Encoder
@@ -171,7 +172,7 @@ def encode_as(
     *,
     owner: str = "the dataset",
     device: str = "auto",
-    model: str | None = None,
+    model: AnyPath | None = None,
     precision: str | None = None,
     forward: str = "auto",
 ) -> DatasetEncoder:
@@ -183,7 +184,7 @@ def encode_as(
     :class:`MismatchError`. Another ``precision`` or way ``forward`` gives vectors that are near to
     its own.
     """
-    settings, name = recipe.vector_settings, model or recipe.names.model
+    settings, name = recipe.vector_settings, os.fspath(model or recipe.names.model)
     # another place of the checkpoint has other revisions; its files are compared below
     revision = None if model else recipe.names.revision
     seen = find_fold_models(name)

@@ -39,6 +39,7 @@ from embedkit.errors import DamagedModelError, ModelError, UsageError, first_lin
 from embedkit.machine import of_all_threads
 from embedkit.records import canonical_json
 from embedkit.storage import known_sha256, state_of
+from embedkit.types import AnyPath
 
 logger = logging.getLogger(__name__)
 
@@ -208,7 +209,7 @@ class Checkpoint:
 
 
 def find_checkpoint(
-    name: str | Path, *, revision: str | None = None, offline: bool = False
+    name: AnyPath, *, revision: str | None = None, offline: bool = False
 ) -> Checkpoint:
     """Find a checkpoint, fetch it if necessary, and hash the files that shape its vectors.
 

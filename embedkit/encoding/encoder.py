@@ -16,7 +16,6 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -56,7 +55,7 @@ from embedkit.encoding.windows import TokenizedTexts, TokenizerSettings
 from embedkit.errors import EncodeError, Message, ModelError, Option, UsageError
 from embedkit.records import Positive
 from embedkit.scale import one_ahead, threads_limited
-from embedkit.types import Float32, Progress, Reloaded, no_progress, reported
+from embedkit.types import AnyPath, Float32, Progress, Reloaded, no_progress, reported
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +100,7 @@ class Encoder(Reloaded):
     @accepts()
     def __init__(
         self,
-        model: str | Path = DEFAULT_MODEL,
+        model: AnyPath = DEFAULT_MODEL,
         *,
         revision: str | None = None,
         device: str = "auto",

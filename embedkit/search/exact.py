@@ -361,7 +361,7 @@ class Searcher(Reloaded):
         where: str | None = None,
         keep_duplicates: bool = False,
         prefix: str | None = None,
-        model: str | None = None,
+        model: AnyPath | None = None,
         device: str = "auto",
         finder: Finder | None = None,
         warm: bool = True,
