@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -57,6 +57,9 @@ from embedkit.runs.intervals import Difference
 from embedkit.storage import reading
 from embedkit.types import AnyPath, Float32, Float64, Int64, Progress, ProgressCallback, no_progress
 from embedkit.units.units import Units
+
+if TYPE_CHECKING:  # imported where a table is asked for
+    import pandas as pd
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +129,7 @@ class Diff(Shown):
         """Rows of the records that moved most; where none did, of the explanations."""
         return list(self.moved) or Shown.as_rows(self)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """Return a pandas table of the records that moved most."""
         import pandas as pd
 

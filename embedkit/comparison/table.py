@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from embedkit.runs.predictions import Predictions
 from embedkit.runs.run import Cost, FinetuneRun, ProbeRun
 from embedkit.runs.scores import headline_metric, metrics_of
 from embedkit.types import AnyPath, ProgressCallback, no_progress, steps
+
+if TYPE_CHECKING:  # imported where a table is asked for
+    import pandas as pd
 
 MAJORITY = "majority"
 """Name of the baseline that predicts by class frequencies alone."""
@@ -190,7 +193,7 @@ class Compared:
         """Return the row of a method."""
         return next(row for row in self.rows if row.name == name)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """Return a pandas table with a row for each method, best first, and its scores."""
         import pandas as pd
 

@@ -56,7 +56,9 @@ from embedkit.runs.split import write_split
 from embedkit.types import AnyPath
 from embedkit.units.units import Units, reading_of
 
-if TYPE_CHECKING:  # imports torch
+if TYPE_CHECKING:  # these take seconds to import
+    import pandas as pd
+
     from embedkit.encoding.model import ModelInfo
 
 _ADVICE = "Make the run again."
@@ -79,7 +81,7 @@ class RunResult(ShownFolder, Generic[_Predicted]):
         """Rows of its scores."""
         return self.content.as_rows()
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """Return its scores as a pandas table; of a probe a row for each view and combination."""
         return self.content.to_frame()
 

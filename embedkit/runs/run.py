@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import PurePath
 from statistics import fmean, stdev
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from msgspec import Meta
 
@@ -35,6 +35,9 @@ from embedkit.records import Count, Seconds
 from embedkit.runs.intervals import Score
 from embedkit.runs.metrics import LOWER_IS_BETTER, metric_name, metric_text, score_text
 from embedkit.runs.split import SplitSettings
+
+if TYPE_CHECKING:  # imported where a table is asked for
+    import pandas as pd
 
 FORMAT_VERSION = 1
 
@@ -156,7 +159,7 @@ class Run(Shown):
     command: str | None = None  # command line that made the run
     cost: Cost
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """Return the rows of :meth:`as_rows` as a pandas table."""
         import pandas as pd
 
@@ -393,7 +396,7 @@ class ProbeRun(PredictionRun):
             rows.append(row)
         return rows
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """Return views and combinations as a pandas table of numbers.
 
         Its columns are ``value``, ``low`` and ``high`` of the score, ``control``, ``selectivity``,

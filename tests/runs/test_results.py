@@ -390,13 +390,14 @@ def test_a_pipeline_file_builds_the_listed_classes_alone(
 
 def test_where_predictions_go(shared: Path, tmp_path: Path) -> None:
     """Nothing of the user's is overwritten or asked for in vain."""
-    corpus_of(tmp_path / "c.tsv")
+    before = (corpus := corpus_of(tmp_path / "c.tsv")).read_bytes()
     run = shared / "run"
 
     def refused(*arguments: str, code: int = 2) -> str:
         return ends_with(code, "predict", run, *arguments, cwd=tmp_path).stderr
 
     assert "--out c.tsv" in refused("c.tsv", "--out", "c.tsv", code=8)
+    assert corpus.read_bytes() == before
     assert "--out" in refused("-", "--out", "a.tsv")
     succeed("predict", run, "c.tsv", "--out", "new/a.parquet", cwd=tmp_path)
     assert len(pd.read_parquet(tmp_path / "new/a.parquet")) == N
