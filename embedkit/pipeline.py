@@ -265,7 +265,9 @@ def _stage(
     arguments: list[str] = []
     words: list[str] = []
     files: dict[bool, list[str]] = {True: [], False: []}
-    for option, value in options.items():
+    # in the order of the command: the order of keys says nothing, as everywhere in TOML
+    places = {option: place for place, option in enumerate(parameters)}
+    for option, value in sorted(options.items(), key=lambda o: places.get(o[0], len(places))):
         items = [str(item) for item in (value if isinstance(value, list) else [value])]
         # an empty value leaves the option out, so that --set can take it away
         if items in ([""], []):

@@ -23,10 +23,12 @@ from concurrent.futures import (
 )
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from itertools import chain, pairwise
 from typing import Any, TypeVar
 
 from embedkit.errors import UsageError
+from embedkit.machine import of_all_threads
 
 logger = logging.getLogger(__name__)
 
@@ -158,11 +160,11 @@ def undisturbed() -> Iterator[None]:
 
     Within ``torch.autocast`` products would be of half precision, and vectors said to be fp32 off
     in the third digit; with ``torch.set_default_device`` what is prepared on the host would be
-    somewhere else. Both are of the caller's thread.
+    somewhere else. Both are of the caller's thread; ``torch.set_default_dtype`` is of the process.
     """
     import torch
 
-    with ExitStack() as stack:
+    with _new_tensors_of_float32(), ExitStack() as stack:
         for kind in ("cpu", "cuda", "mps"):
             if torch.is_autocast_enabled(kind):
                 stack.enter_context(torch.autocast(kind, enabled=False))
@@ -170,6 +172,16 @@ def undisturbed() -> Iterator[None]:
         if torch.empty(0).device.type != "cpu":
             stack.enter_context(torch.device("cpu"))
         yield
+
+
+@of_all_threads
+def _new_tensors_of_float32() -> Callable[[], object]:
+    """As weights are made that say nothing else: heads, and the scales of int8."""
+    import torch
+
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    return partial(torch.set_default_dtype, before)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -433,12 +434,12 @@ def test_stages_in_the_order_written(tmp_path: Path) -> None:
     stages = stages_of(tmp_path, text=GOOD)
     assert [stage.name for stage in stages] == ["extract", "train.b", "split", "train.a"]
     extract, b, split, a = stages
-    line = "extract a.tsv b.tsv --layers=-1 --pooling=cls,mean --tokens --words=first --out=x/out/v"
+    line = "extract a.tsv b.tsv --out=x/out/v --layers=-1 --pooling=cls,mean --words=first --tokens"
     assert " ".join(extract.line) == line
     # options of the command are those of all its stages, whose own come first
-    assert a.line == ("train", "x/out/v", "--split=s.parquet", "--seed=4", "--out=x/out/a")
-    assert b.line == ("train", "x/out/v", "--seed=5", "--out=x/out/b", "--folds=4")
-    assert split.line == ("split", "x/out/v", "--test=0.2", "--out=s.parquet")
+    assert a.line == ("train", "x/out/v", "--out=x/out/a", "--split=s.parquet", "--seed=4")
+    assert b.line == ("train", "x/out/v", "--out=x/out/b", "--folds=4", "--seed=5")
+    assert split.line == ("split", "x/out/v", "--out=s.parquet", "--test=0.2")
     assert (extract.outputs, a.outputs) == (("x/out/v",), ("x/out/a",))
     assert extract.inputs[:2] == ("a.tsv", "b.tsv")
     assert extract.folder == tmp_path
@@ -465,9 +466,9 @@ def test_values_from_the_command_line(tmp_path: Path) -> None:
     assert extract.line[1] == "c d.tsv"
     assert {"--words", "--keep=p,q"} <= set(extract.line)
     assert extract.outputs == ("v,w",)  # one name, as the command reads it
-    assert train.line[2:] == ("--seed=5", "--out=a=b/out/b", "--folds=7")
+    assert train.line[2:] == ("--out=a=b/out/b", "--folds=7", "--seed=5")
     assert "--label=genre" in split.line
-    assert " ".join(last.line) == "train a=b/out/v --seed=9 --out=a=b/out/a --overwrite"
+    assert " ".join(last.line) == "train a=b/out/v --out=a=b/out/a --seed=9 --overwrite"
 
 
 WORDS = """\
@@ -494,10 +495,27 @@ def test_options_as_toml_has_them(tmp_path: Path) -> None:
     The file begins with a byte order mark, as editors of Windows write one.
     """
     extract, verify, other = stages_of(tmp_path, text="\ufeff" + WORDS)
-    assert extract.line == ("extract", "a", "--no-normalize", "--part", "0", "2", "--out=o")
+    assert extract.line == ("extract", "a", "--out=o", "--no-normalize", "--part", "0", "2")
     assert [extract.name, other.name] == ["extract.C=1", "extract.x"]
     assert verify.outputs == ()
-    assert other.line[2] == "--header"
+    assert other.line[3] == "--header"
+
+
+@pytest.mark.parametrize(
+    ("table", "below", "line"),
+    [
+        ("diff", "", "diff dataset other --view=view"),
+        ("predict", "[predict.a]\nrun = 'run'", "predict run corpus --text=text --out=out"),
+        ("compare", "", "compare runs --report=report --write-blend=write-blend"),
+    ],
+)
+def test_the_order_of_keys_says_nothing(tmp_path: Path, table: str, below: str, line: str) -> None:
+    keys = [word.rpartition("=")[2] for word in line.split()[1:] if word not in below]
+    found = set()
+    for order in permutations(f"{key} = '{key}'\n" for key in keys):
+        found.add(stages_of(tmp_path, text=f"[{table}]\n{''.join(order)}{below}")[0])
+    (stage,) = found
+    assert " ".join(stage.line) == line
 
 
 MISTAKES = {

@@ -310,6 +310,10 @@ def load_model(run: Path) -> Callable[[Any], Any]:
         apply = _boosted(pipeline, booster)
     if apply is None:
         raise DamagedError(f"{file} holds {type(pipeline).__name__}, which cannot predict.")
+    if pipeline is not None:
+        from sklearn import config_context
+
+        apply = config_context(transform_output="default")(apply)
 
     def call(features: Any) -> Any:
         try:

@@ -188,6 +188,7 @@ def side_by_side(
     """
     from joblib import Parallel, delayed
     from scipy import linalg  # noqa: F401 - has a BLAS of its own, which is limited too
+    from sklearn import config_context
     from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import ThreadpoolController
 
@@ -199,7 +200,8 @@ def side_by_side(
 
     waiting, results = list(tasks), []
     # BLAS is limited for the process, here; OpenMP for each thread, above
-    with libraries.limit(limits=1), warnings.catch_warnings():
+    as_arrays = config_context(transform_output="default")  # a thread of joblib's has it anyway
+    with libraries.limit(limits=1), warnings.catch_warnings(), as_arrays:
         warnings.simplefilter("ignore", ConvergenceWarning)  # the inner score judges such a fit
         # filters are those of the process: one set by a thread ends when another thread's does
         # few records of a class; a class of sets that all records of a fold have, or none

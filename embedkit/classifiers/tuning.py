@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn import config_context
 from sklearn.base import clone
 from sklearn.model_selection import ParameterGrid
 from sklearn.pipeline import Pipeline
@@ -274,7 +275,8 @@ def _predict_held_out(
 
 def predict_proba(pipeline: Any, X: Any, target: Target) -> Float64:
     """Return probabilities ``(n, classes)``, or values ``(n,)`` of a regression."""
-    proba = np.asarray((pipeline.predict_proba if target.classes else pipeline.predict)(X))
+    with config_context(transform_output="default"):  # a script may want frames of its own steps
+        proba = np.asarray((pipeline.predict_proba if target.classes else pipeline.predict)(X))
     proba = proba.astype(np.float64, copy=False)
     if not np.isfinite(proba).all():
         raise UsageError("it predicts NaN or infinity.", estimator=...)

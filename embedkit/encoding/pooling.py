@@ -154,7 +154,7 @@ def pool_words(vectors: Float32, starts: Int64, subtokens: str) -> Float32:
         return last
     if subtokens == "first_last":
         return ((first + last) * np.float32(0.5)).astype(np.float32)
-    rows = torch.arange(len(vectors))
+    rows = torch.arange(len(vectors), device="cpu")
     sums = embedding_bag(rows, torch.from_numpy(vectors), torch.from_numpy(starts), mode="sum")
     return _divided(sums.numpy(), lengths)
 

@@ -332,6 +332,8 @@ class FineTuned(NamedTuple):
             for member in range(seeds)
         ]
 
+    @torch.inference_mode(mode=False)  # of the caller, whose notebook may begin with it
+    @torch.enable_grad()
     @undisturbed()
     @random_numbers_kept()
     @quiet_transformers()

@@ -376,15 +376,22 @@ def test_damaged_weights(name: str, tiny_bert: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_caller_has_switched_on_changes_nothing(tiny_bert: Path) -> None:
-    """Autocast, a device for new tensors and NumPy's errors, while loading and afterwards."""
-    texts, expected = TEXTS[:3], Encoder(tiny_bert, device="cpu").encode(TEXTS[:3])
-    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), np.errstate(all="raise"):
-        encoder = Encoder(tiny_bert, device="cpu")
-        assert np.array_equal(encoder.encode(texts), expected)
-        for _ in range(2):
-            assert isinstance(encoder.model, PackedModel)
-            assert encoder.encode(texts, pooling="pooler").shape == expected.shape
-            encoder = Encoder(tiny_bert, device="cpu", precision="int8")
+    """Autocast, device and type of new tensors, NumPy's errors, while loading and afterwards."""
+    texts, encoder = TEXTS[:3], Encoder(tiny_bert, device="cpu")
+    expected, of_words = encoder.encode(texts), encoder.encode_words(texts).X
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), np.errstate(all="raise"):
+            encoder = Encoder(tiny_bert, device="cpu")
+            assert np.array_equal(encoder.encode(texts), expected)
+            assert np.array_equal(encoder.encode_words(texts).X, of_words)
+            for _ in range(2):
+                assert isinstance(encoder.model, PackedModel)
+                assert encoder.encode(texts, pooling="pooler").shape == expected.shape
+                encoder = Encoder(tiny_bert, device="cpu", precision="int8")
+        assert torch.get_default_dtype() == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
     int8 = Encoder(tiny_bert, device="cpu", precision="int8").encode(texts)
     assert np.array_equal(encoder.encode(texts), int8)
 

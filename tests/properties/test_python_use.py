@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn import config_context
 
 import embedkit
 from embedkit.errors import OutputExistsError, UsageError
@@ -57,8 +58,14 @@ def test_a_frame_goes_all_the_way_without_a_name(frame: pd.DataFrame) -> None:
 
 
 @pytest.mark.parametrize("level", ["sentence", "word"])
-def test_tf_idf_reads_a_corpus_without_vectors(tmp_path: Path, level: Any) -> None:
-    """The run is that of the dataset, of which nothing is encoded, and predicts the same."""
+def test_tf_idf_reads_a_corpus_without_vectors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Any
+) -> None:
+    """The run is that of the dataset, of which nothing is encoded, and predicts the same.
+
+    Also for who wants frames of transformers, with one core, where fits are of the same thread.
+    """
+    monkeypatch.setattr("joblib._parallel_backends.cpu_count", lambda: 1)
     of_words: dict[str, Any] = {"word_label": "upos"} if level == "word" else {}
     corpus = write_treebank(tmp_path / "c.conllu", 30)
     if level == "sentence":
@@ -68,7 +75,8 @@ def test_tf_idf_reads_a_corpus_without_vectors(tmp_path: Path, level: Any) -> No
     runs = [embedkit.train(corpus, **given, **of_words)]
     assert not [*tmp_path.glob("*.vectors")]
     data = embedkit.extract(corpus, model=str(tiny_model()), words="mean", **of_words).out
-    runs.append(embedkit.train(data, **given, out="stored"))
+    with config_context(transform_output="pandas"):
+        runs.append(embedkit.train(data, **given, out="stored"))
     assert runs[0].out == Path("runs/c-tfidf")
     assert runs[0].to_frame().equals(runs[1].to_frame())
     first, second = (run.content for run in runs)
@@ -79,8 +87,9 @@ def test_tf_idf_reads_a_corpus_without_vectors(tmp_path: Path, level: Any) -> No
     made = [Path(run, "predictions.parquet").read_bytes() for run in runs]
     assert made[0] == made[1]
     for source in (corpus, data):
-        for run in runs:
-            predict_file(run, source, out=run.out / "answers.tsv", overwrite=True)
+        for run, kind in zip(runs, ("default", "pandas"), strict=True):
+            with config_context(transform_output=kind):
+                predict_file(run, source, out=run.out / "answers.tsv", overwrite=True)
         made = [Path(run, "answers.tsv").read_bytes() for run in runs]
         assert made[0] == made[1]
 
