@@ -170,6 +170,8 @@ def _parsed(
             if f"'{value.strip()}'" in message or f"'--{option}'" in message:
                 raise errors.UsageError(f"--set {setting}: {message}") from error
         fail(message)
+    except ValueError as error:  # a path with a NUL, which only a file can hold
+        fail(f"{error}.")
     context.close()  # at once: nothing is run in it
     return context
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from embedkit.arguments import accepts, strings_of
 from embedkit.corpus.memory import InputFile, input_files
@@ -219,7 +220,7 @@ class Predictor(Reloaded):
 
     @overload
     def predict_words(  # type: ignore[overload-overlap]
-        self, texts: str, *, spans: Sequence[tuple[int, int]] | None = None
+        self, texts: str, *, spans: Sequence[tuple[int, int]] | NDArray[Any] | None = None
     ) -> list[Prediction]: ...
 
     @overload

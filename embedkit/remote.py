@@ -38,11 +38,12 @@ _TAG = re.compile(r"[0-9a-f]{32}(-[1-9][0-9]{0,4})?")
 _TAGGED_BYTES = 50 << 20  # parts in which s3fs sends large files
 
 
-def cache_folder() -> Path:
-    """The folder for what can be made again, made if it is missing."""
+def cache_folder(*, make: bool = True) -> Path:
+    """The folder for what can be made again; made if it is missing, unless it is only looked at."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "embedkit")
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # users of containers may have no home, or / as theirs
         advice = "Set XDG_CACHE_HOME to a folder that you may write to."
         raise StorageError(f"there is no place for the cache ({error}). {advice}") from error

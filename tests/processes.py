@@ -49,6 +49,9 @@ def command(
     ):
         patch.chdir(cwd)
         patch.setattr(sys, "argv", typed)
+        # which a process of its own would take with it
+        patch.setenv("PYTHONSAFEPATH", "")
+        patch.delenv("PYTHONSAFEPATH")
         patch.setattr(signal, "signal", lambda *_: None)
         with pytest.raises(SystemExit) as ended:
             cli.main()

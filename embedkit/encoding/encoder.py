@@ -189,6 +189,11 @@ class Encoder(Reloaded):
 
     @overload
     def encode(
+        self, texts: str | Iterable[str], *, convert_to_tensor: bool, **settings: Any
+    ) -> Float32 | torch.Tensor: ...
+
+    @overload
+    def encode(
         self,
         texts: str | Iterable[str],
         *,

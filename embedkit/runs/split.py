@@ -355,6 +355,8 @@ def split(
     reading = reading or CorpusOptions()
     if folder := dataset_folder(source, reading.given):
         records = Units.of_dataset(VectorData.of(folder), label=label)
+        if group:
+            records = replace(records, group=records.column(group))
     else:
         # to the corpus the group is a column that is kept, and its errors say so; the user wrote
         # group=
@@ -363,9 +365,7 @@ def split(
         drawn = seed if reading.sample is not None else 0
         options = replace(reading, label=label, keep=tuple(keep), seed=drawn)
         with naming(keep):
-            records = Units.of_corpus(source, options)
-    if group:
-        records = replace(records, group=records.column(group))
+            records = Units.of_corpus(source, options, grouped=bool(group))
     sets = label_separator is not None or are_lists(records.label or ())
     result = make_split(records, folds=folds, test=test, seed=seed, sets=sets)
     if out is not None:

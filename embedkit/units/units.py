@@ -150,11 +150,13 @@ class Units:
         *,
         level: str = "sentence",
         split: object = None,
+        grouped: bool = False,
     ) -> Units:
         """Read the records or words of a corpus, or those of a dataset that stores its texts.
 
         Their inputs are texts. Records of a dataset are settled: options for reading are refused.
-        Of a corpus also the column is read that ``split`` is named by.
+        Of a corpus also the column is read that ``split`` is named by; if it is ``grouped``, the
+        first column that is kept names groups.
         """
         stored = cls._stored(source, reading, level=level)
         if stored is not None:
@@ -162,7 +164,7 @@ class Units:
         keep = split_column(split)
         reading = replace(reading, keep=[*reading.keep, *keep])
         with naming(keep), planned_corpus(source, reading) as plan:
-            return cls._planned(plan, level=level)
+            return cls._planned(plan, level=level, grouped=grouped)
 
     @property
     def fold_of_model(self) -> Int64:
@@ -226,7 +228,9 @@ class Units:
         return further
 
     @classmethod
-    def _planned(cls, plan: CorpusPlan, *, level: str, empty: bool = False) -> Units:
+    def _planned(
+        cls, plan: CorpusPlan, *, level: str, empty: bool = False, grouped: bool = False
+    ) -> Units:
         # the files are read once for their checksums, which say later whether a split belongs to
         # them
         plan = plan.hashed()
@@ -243,6 +247,8 @@ class Units:
             source=tuple(file.sha256 for file in plan.files),
             # labels of words come below
             label=[r.label for r in records] if plan.label and level == "sentence" else None,
+            # by its place: a column of texts may have the same name
+            group=[r.kept[0] for r in records] if grouped else None,
             reading=reading_of(plan),
             rejected=dict(reader.counts.rejected),
         )

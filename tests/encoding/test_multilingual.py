@@ -185,6 +185,9 @@ def test_without_a_place_for_the_cache_its_variable_is_named(
 ) -> None:
     (alone / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(alone / "file" / "folder"))
+    with pytest.raises(ModelError, match="cannot be had"):  # from the hub, which has its own
+        find_checkpoint(MULTILINGUAL)
+    from_package(alone, monkeypatch)
     with pytest.raises(StorageError, match=r"Not a directory.*\. Set XDG_CACHE_HOME to a folder"):
         find_checkpoint(MULTILINGUAL)
     monkeypatch.delenv("XDG_CACHE_HOME")

@@ -233,6 +233,14 @@ def test_a_head_is_named_by_the_caller(
         refused(*words, cwd=here, told=f"--head {name}", code=2)
 
 
+def test_a_module_beside_a_corpus_is_not_run(tmp_path: Path) -> None:
+    corpus_of(tmp_path / "c.tsv")
+    (tmp_path / "types.py").write_text("open('mark', 'w')")
+    options = ("--model", tiny_model(), "--workers", "2", "--out", "v")
+    succeed("extract", "c.tsv", *options, cwd=tmp_path)
+    assert not (tmp_path / "mark").exists()
+
+
 def test_an_export_copies_no_link(here: Path) -> None:
     (here / "tuned/model/fold-0/extra.txt").symlink_to("/etc/passwd")
     assert command("export", "tuned", "--fold", "0", "--out", "plain", cwd=here).returncode == 0

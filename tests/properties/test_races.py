@@ -14,6 +14,7 @@ import pytest
 import embedkit
 from embedkit import storage
 from embedkit.dataset import format as format_module
+from embedkit.dataset.job import JobFolder
 from embedkit.dataset.tables import TableReader
 from embedkit.errors import LockedError, OutputExistsError
 from embedkit.search import index
@@ -23,6 +24,15 @@ from tests.processes import ROOT, command, completed
 from tests.store_fixtures import ROWS, extract_tiny, run, write_tsv
 
 pytestmark = pytest.mark.usefixtures("quick")
+
+
+def test_a_dataset_is_not_made_twice(corpus: Path, tmp_path: Path, once_before: Any) -> None:
+    """The second command saw nothing there; it does not begin under the lock."""
+    once_before(JobFolder, "opened", lambda: run(corpus, tmp_path / "out", layers="0"))
+    with pytest.raises(LockedError, match="changed by another process"):
+        run(corpus, tmp_path / "out")
+    assert embedkit.load(tmp_path / "out").views == ("mean_0",)
+    assert sorted(path.name for path in tmp_path.glob("out*")) == ["out"]
 
 
 @pytest.mark.parametrize("gone", [False, True])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from sklearn.model_selection import StratifiedKFold
 
 import embedkit
+from embedkit import CorpusOptions
 from embedkit.dataset.format import text_key
 from embedkit.dataset.read import text_keys
 from embedkit.errors import DamagedError, MismatchError, UsageError
@@ -74,6 +76,17 @@ def test_groups_and_texts_form_chains() -> None:
 def test_a_blank_name_is_no_group() -> None:
     blank = make_split(records(list(LABELS), groups=["", " ", None, "nan"] * 20))
     assert len(set(blank.group)) == 80
+
+
+@pytest.mark.parametrize("name", ["text_pair", "text", " 작가"])
+def test_a_group_may_have_any_name(name: str) -> None:
+    groups = [f"g{i // 4}" for i in range(24)]
+    frame = pd.DataFrame({"document": [f"film {i}" for i in range(24)], "of": groups})
+    expected = embedkit.split(frame, group="of", folds=2, reading=CorpusOptions(text="document"))
+    frame = frame.rename(columns={"of": name.strip()})
+    made = embedkit.split(frame, group=name, folds=2, reading=CorpusOptions(text="document"))
+    assert np.array_equal(made.group, expected.group)
+    assert len(set(expected.group)) == 6
 
 
 @given(
