@@ -176,12 +176,17 @@ def undisturbed() -> Iterator[None]:
 
 @of_all_threads
 def _new_tensors_of_float32() -> Callable[[], object]:
-    """As weights are made that say nothing else: heads, and the scales of int8."""
+    """As weights are made that say nothing else: heads, and the scales of int8.
+
+    Instead of float64 alone, which a script sets for good: transformers sets half precision for as
+    long as another thread loads a model, and giving that back later would leave it for ever.
+    """
     import torch
 
-    before = torch.get_default_dtype()
+    if torch.get_default_dtype() != torch.float64:
+        return int  # nothing to undo
     torch.set_default_dtype(torch.float32)
-    return partial(torch.set_default_dtype, before)
+    return partial(torch.set_default_dtype, torch.float64)
 
 
 @contextmanager

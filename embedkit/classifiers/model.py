@@ -313,6 +313,7 @@ def load_model(run: Path) -> Callable[[Any], Any]:
     if pipeline is not None:
         from sklearn import config_context
 
+        # arrays between its steps, whatever a program wants of steps of its own
         apply = config_context(transform_output="default")(apply)
 
     def call(features: Any) -> Any:

@@ -36,10 +36,10 @@ def _escaped(error: Any) -> tuple[str, int]:
 def main() -> NoReturn:
     """Run the command line and exit with a code of those that docs/reliability.md lists."""
     set_wait_policy()  # before the libraries that read it are loaded
-    # unset, tokenizers warns and stops its threads as soon as this process forks
     # workers begin as `python -c`, which would take modules of the folder for those of Python: a
     # random.py beside somebody's corpus is not to run
     os.environ.setdefault("PYTHONSAFEPATH", "1")
+    # unset, tokenizers warns and stops its threads as soon as this process forks
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # all that matters is said by us
     # as an exception, so that locks are released and unfinished files removed on the way out

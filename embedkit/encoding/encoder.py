@@ -211,7 +211,7 @@ class Encoder(Reloaded):
         device: str | None = None,
     ) -> Float32: ...
 
-    @accepts()  # type: ignore[misc]  # the first overload leaves out what the next one lists
+    @accepts()  # type: ignore[misc]  # two overloads leave out what the third lists
     def encode(
         self,
         texts: str | Iterable[str],
