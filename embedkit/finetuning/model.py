@@ -44,6 +44,7 @@ from embedkit.errors import ModelError, Option, UsageError, first_line
 from embedkit.finetuning.heads import HEADS, EncoderWithHead, HeadConfig, undrawn
 from embedkit.finetuning.options import WORDS, TrainingOptions
 from embedkit.records import canonical_json, from_json, read_json
+from embedkit.scale import undisturbed
 from embedkit.storage import reading
 from embedkit.types import Int64
 from embedkit.units.units import Units
@@ -287,6 +288,7 @@ def padded(texts: TokenizedTexts) -> dict[str, torch.Tensor]:
     return batch
 
 
+@undisturbed()
 def predict_logits(
     model: PreTrainedModel,
     texts: TokenizedTexts,
