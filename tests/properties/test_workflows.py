@@ -77,7 +77,8 @@ def _methods(text: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "nsmc"])
+# KcBERT is on a hub alone, and the reviews of nsmc.md have a stand-in, below
+@pytest.mark.parametrize("page", sorted({*PAGES} - {"nsmc", "workflow-kcbert"}))
 def test_commands_run_and_print_what_is_shown(
     page: str, begun: Callable[[str], tuple[Path, Done]], tmp_path: Path
 ) -> None:
