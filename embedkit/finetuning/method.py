@@ -332,8 +332,8 @@ class FineTuned(NamedTuple):
             for member in range(seeds)
         ]
 
-    @torch.inference_mode(mode=False)  # of the caller, whose notebook may begin with it
-    @torch.enable_grad()
+    # a notebook may begin with inference mode, or without gradients: both end here
+    @torch.inference_mode(mode=False)
     @undisturbed()
     @random_numbers_kept()
     @quiet_transformers()

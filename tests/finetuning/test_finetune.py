@@ -80,7 +80,7 @@ def test_every_record_is_held_out_once_by_the_split(shared: Path) -> None:
 
 def test_a_corpus_and_the_dataset_of_it_give_the_same_run(shared: Path, tmp_path: Path) -> None:
     made = split(shared / "corpus.tsv", folds=3, test=0.2)
-    with torch.inference_mode():  # as a notebook may begin
+    with torch.no_grad(), torch.inference_mode():  # as a notebook may begin
         content = tuned(shared / "data", tmp_path / "run", split=made, epochs=4, **LEARNING).content
     assert content.split == finetuned(shared / "run").split
     first, second = (f / "run/predictions.parquet" for f in (shared, tmp_path))
